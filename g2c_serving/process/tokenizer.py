@@ -1,0 +1,230 @@
+"""The byte-level BPE tokenizer, and prompts as typed parts.
+
+Ids 0 to 255 are the bytes, then come the reserved tokens, then the merges in the order in which
+they were learned. Text becomes ids by applying the merge with the lowest rank first, leftmost
+first, over its UTF-8 bytes; there is no split by a pattern before it. The file format is that of
+the parent course (`g2c.bpe`), so a tokenizer that you trained there loads here.
+
+A reserved id has one source: a `Reserved` part that your program wrote. The Hugging Face model
+underneath does not know the reserved tokens at all, so no text can make one, whatever a user
+types. In the parent course the string `<|user|>` in any text becomes the reserved id.
+
+Left out: normalization, pattern splits, added tokens, streaming decode.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+
+COURSE_SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|tool_call|>",
+    "<|tool_result|>",
+    "<|end|>",
+    "<|pad|>",
+)
+RESERVED_TOKENS = (*COURSE_SPECIAL_TOKENS, "<think>", "</think>")
+
+Merge = tuple[int, int, int]  # (left id, right id, new id)
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """A part of a prompt that is one reserved token, by its name, for example `<|user|>`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A part of a prompt that is ordinary text, whatever it spells. A plain str means the same."""
+
+    text: str
+
+
+Part = Reserved | Text | str
+
+
+class Tokenizer:
+    """Byte-level BPE over `merges`, with `special_tokens` as reserved ids from 256 on.
+
+    `vocab_size` is 256 + reserved tokens + merges; `reserved` maps a name to its id. Brief,
+    section 4 (special tokens by provenance). Raises ValueError when the merges do not fit.
+    """
+
+    def __init__(
+        self, merges: Iterable[Sequence[int]] = (), special_tokens: Sequence[str] = RESERVED_TOKENS
+    ) -> None:
+        self.reserved = {name: 256 + i for i, name in enumerate(special_tokens)}
+        if len(self.reserved) != len(special_tokens):
+            raise ValueError(f"special_tokens has a name twice: {list(special_tokens)}")
+        self._bytes = [bytes([b]) for b in range(256)]
+        self._bytes += [name.encode("utf-8") for name in special_tokens]
+        self.merges: list[Merge] = []
+        for merge in merges:
+            self._add_merge(merge)
+        self._ranks = {(a, b): new_id for a, b, new_id in self.merges}
+        self._fast = self._build_fast()
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._bytes)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of ordinary text; never a reserved id. ValueError for lone surrogates."""
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as err:
+            raise ValueError(
+                f"text has a lone surrogate at character {err.start}, which UTF-8 cannot hold; "
+                'repair it first, for example text.encode("utf-8", "replace").decode()'
+            ) from None
+        if self._fast is None:
+            return merge_bytes(data, self._ranks)
+        return self._fast.encode(data.decode("latin-1"), add_special_tokens=False).ids
+
+    def encode_parts(self, parts: Iterable[Part]) -> list[int]:
+        """The ids of a prompt in parts. Each text part is encoded for itself, so no merge crosses
+        the border between two parts. ValueError for a reserved name that this vocabulary lacks."""
+        if isinstance(parts, str):
+            raise TypeError("parts is one str: use encode(text), or pass a list [text]")
+        ids: list[int] = []
+        for part in parts:
+            if isinstance(part, Reserved):
+                ids.append(self.reserved_id(part.name))
+            elif isinstance(part, Text | str):
+                ids += self.encode(part if isinstance(part, str) else part.text)
+            else:
+                raise TypeError(f"part {part!r} is neither Reserved, Text nor str")
+        return ids
+
+    def reserved_id(self, name: str) -> int:
+        if name not in self.reserved:
+            raise ValueError(f"reserved token {name!r} is not in {list(self.reserved)}")
+        return self.reserved[name]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`. A reserved id gives its literal name; bytes that are not UTF-8 give
+        the replacement character (join `token_bytes` for the exact bytes)."""
+        return b"".join(self.token_bytes(i) for i in ids).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one id. ValueError outside 0 to vocab_size - 1."""
+        if not 0 <= token_id < self.vocab_size:
+            raise ValueError(f"token id {token_id} is outside 0 to {self.vocab_size - 1}")
+        return self._bytes[token_id]
+
+    @classmethod
+    def load(cls, path: str | Path, vocab_size: int | None = None) -> Tokenizer:
+        """Read a `g2c.bpe` file (version 1 or 2). `vocab_size` keeps only the first ids, for a
+        model that was trained on a part of the vocabulary.
+
+        FileNotFoundError or ValueError name the file and the remedy.
+        """
+        path = Path(path)
+        special_tokens, merges = _read(path)
+        if vocab_size is not None:
+            merges = _cut(merges, vocab_size, 256 + len(special_tokens), path)
+        try:
+            return cls(merges, special_tokens)
+        except (TypeError, ValueError) as err:
+            raise ValueError(f"{path} is damaged: {err}. {_REMEDY}") from err
+
+    def save(self, path: str | Path) -> None:
+        """Write the file that `load` reads; folders are made where they lack."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        merges = ",\n".join(json.dumps(list(m)) for m in self.merges)
+        names = json.dumps(list(self.reserved))
+        head = f'{{"format": "g2c.bpe", "version": 2,\n"special_tokens": {names},\n'
+        path.write_text(f'{head}"merges": [\n{merges}\n]}}\n', encoding="utf-8", newline="\n")
+
+    def _add_merge(self, merge: Sequence[int]) -> None:
+        if len(merge) != 3 or not all(isinstance(i, int) for i in merge):
+            raise ValueError(f"merge {list(merge)!r} is not [left id, right id, new id]")
+        left, right, new_id = merge
+        if new_id != self.vocab_size:
+            raise ValueError(f"merge {list(merge)} should make the next id, {self.vocab_size}")
+        for part in (left, right):
+            if not 0 <= part < new_id or 256 <= part < 256 + len(self.reserved):
+                raise ValueError(f"merge {list(merge)} uses id {part}: reserved or not yet made")
+        self.merges.append((left, right, new_id))
+        self._bytes.append(self._bytes[left] + self._bytes[right])
+
+    def _build_fast(self) -> tokenizers.Tokenizer | None:
+        """The Hugging Face model over bytes written as Latin-1 characters. It finds a token by its
+        string, so it cannot hold two tokens of the same bytes: None then, and we merge here."""
+        ordinary = [i for i in range(self.vocab_size) if not 256 <= i < 256 + len(self.reserved)]
+        vocab = {self._bytes[i].decode("latin-1"): i for i in ordinary}
+        if len(vocab) != len(ordinary) or len(self._ranks) != len(self.merges):
+            return None
+        names = {i: name for name, i in vocab.items()}
+        pairs = [(names[a], names[b]) for a, b, _ in self.merges]
+        return tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=pairs))
+
+
+def merge_bytes(data: bytes, ranks: dict[tuple[int, int], int]) -> list[int]:
+    """Merge `data` lowest rank first, leftmost first, with a heap over a linked list of ids.
+    `ranks` maps a pair of ids to the new id, which is also its rank."""
+    ids = list(data)
+    after = list(range(1, len(ids) + 1))
+    before = list(range(-1, len(ids) - 1))
+    heap = [
+        (ranks[pair], i, pair)
+        for i, pair in enumerate(zip(ids, ids[1:], strict=False))
+        if pair in ranks
+    ]
+    heapq.heapify(heap)
+    while heap:
+        new_id, i, pair = heapq.heappop(heap)
+        j = after[i]
+        if j >= len(ids) or (ids[i], ids[j]) != pair:
+            continue  # one of the two was merged away since
+        ids[i], ids[j], after[i] = new_id, -1, after[j]
+        if after[i] < len(ids):
+            before[after[i]] = i
+        for k in (before[i], i):
+            if k >= 0 and after[k] < len(ids) and (ids[k], ids[after[k]]) in ranks:
+                pair = (ids[k], ids[after[k]])
+                heapq.heappush(heap, (ranks[pair], k, pair))
+    return [i for i in ids if i >= 0]
+
+
+_REMEDY = (
+    "The shipped files come back with `git checkout -- data`; "
+    "`python -m g2c_serving train tokenizer` makes the tokenizer anew"
+)
+
+
+def _read(path: Path) -> tuple[list[str], list[list[int]]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no tokenizer file {path}. {_REMEDY}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as err:
+        raise ValueError(f"{path} is damaged: not JSON ({err}). {_REMEDY}") from err
+    if not isinstance(content, dict) or content.get("format") != "g2c.bpe":
+        raise ValueError(f'{path} is not a tokenizer file: format is not "g2c.bpe". {_REMEDY}')
+    if content.get("version") not in (1, 2):
+        raise ValueError(f"{path} has version {content.get('version')!r}; we read 1 and 2")
+    names, merges = content.get("special_tokens", []), content.get("merges")
+    if not isinstance(merges, list) or not all(isinstance(n, str) for n in names):
+        raise ValueError(f"{path} is damaged: special_tokens or merges are missing. {_REMEDY}")
+    return names, merges
+
+
+def _cut(merges: list[list[int]], vocab_size: int, base: int, path: Path) -> list[list[int]]:
+    if not base <= vocab_size <= base + len(merges):
+        raise ValueError(
+            f"vocab_size {vocab_size} does not fit {path}: it holds {base} to {base + len(merges)}"
+        )
+    return merges[: vocab_size - base]
