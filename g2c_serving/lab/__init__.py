@@ -1,0 +1,1 @@
+"""The pages: figures, panels, pictures, exercises. Only notebooks and tests import from here."""
