@@ -87,7 +87,8 @@ def refuse_old_python(version: tuple[int, ...] = sys.version_info[:3]) -> None:
     if version[:2] < OLDEST:
         other = newer_python()
         remedy = f"run: {other} course.py" if other else "install Python 3.13 from python.org"
-        sys.exit(f"This is Python {dotted(version)}; the course needs one of {TESTED}.\nRemedy: {remedy}")
+        what = f"This is Python {dotted(version)}; the course needs one of {TESTED}."
+        sys.exit(f"{what}\nRemedy: {remedy}")
     if version[:2] > NEWEST:
         print(f"Note: this is Python {dotted(version)}; tested are {TESTED}. Going on.")
 

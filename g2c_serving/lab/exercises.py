@@ -1,0 +1,92 @@
+"""The exercises of the notebooks, and `check`, which a learner calls with an answer.
+
+    step_time = ...
+    check("01.step_time", step_time)
+
+Each exercise is registered with the function that computes its right value through the package, so
+that no answer is written down here. A wrong answer is told how it is wrong; see grading.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from g2c_serving.lab import charts, reservation
+from g2c_serving.lab.grading import Exercise, Verdict, grade
+
+EXERCISES: dict[str, Exercise] = {}
+_misses: Counter[str] = Counter()
+
+
+def exercise(
+    name: str, question: str, *, hint: str, **how: Any
+) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Register the decorated function as the one that computes the right value of `name`.
+
+    `how`: unit, rel, abs_, why, cases, as in grading.Exercise. Raises ValueError for a name twice.
+    """
+
+    def register(right: Callable[[], Any]) -> Callable[[], Any]:
+        if name in EXERCISES:
+            raise ValueError(f"name {name!r}: this exercise is registered twice")
+        EXERCISES[name] = Exercise(name, question, right, hint, **how)
+        return right
+
+    return register
+
+
+def check(name: str, answer: Any) -> Verdict:
+    """Say whether the answer is right. End a cell with it. Raises ValueError for no such name."""
+    if name not in EXERCISES:
+        near = difflib.get_close_matches(name, EXERCISES, n=1)
+        guess = f"; did you mean {near[0]!r}?" if near else f": there are {', '.join(EXERCISES)}"
+        raise ValueError(f"name {name!r} is no exercise{guess}")
+    verdict = grade(EXERCISES[name], answer, _misses[name])
+    if verdict.right is not None:
+        _misses[name] = 0 if verdict.right else _misses[name] + 1
+    return verdict
+
+
+# ---- 00 ----
+
+
+@exercise(
+    "00.blocks",
+    "How many blocks of 128 tokens does a request of 1,000 tokens hold?",
+    hint="A block that is only partly filled is held all the same.",
+    unit="blocks",
+    rel=0,
+    why="Seven blocks hold 896 tokens, and the other 104 need one more.",
+)
+def _blocks() -> int:
+    return reservation.use(1000, block_size=128).blocks
+
+
+# ---- 01 ----
+
+
+@exercise(
+    "01.step_time",
+    "At 64 requests per GPU a user sees 246 tokens per second, at 3.25 tokens per step. "
+    "How long is a step?",
+    hint="Tokens per second over tokens per step are steps per second. Invert that.",
+    unit="ms",
+    why="246 / 3.25 is about 76 steps per second.",
+)
+def _step_time() -> float:
+    return charts.decode_point(64).step_ms
+
+
+@exercise(
+    "01.one_more_request",
+    "Between 8 and 64 requests per GPU, what does one more request add to a step, on average?",
+    hint="Two step times, 56 requests apart.",
+    unit="ms",
+    rel=0.05,
+    why="Some 0.06 ms on a step of 10 ms: the weights are read once, whoever uses them.",
+)
+def _one_more_request() -> float:
+    return charts.marginal_ms(8, 64)
