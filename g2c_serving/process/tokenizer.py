@@ -14,6 +14,7 @@ Left out: normalization, pattern splits, added tokens, streaming decode.
 
 from __future__ import annotations
 
+import codecs
 import heapq
 import json
 from collections.abc import Iterable, Sequence
@@ -116,6 +117,13 @@ class Tokenizer:
         """The text of `ids`. A reserved id gives its literal name; bytes that are not UTF-8 give
         the replacement character (join `token_bytes` for the exact bytes)."""
         return b"".join(self.token_bytes(i) for i in ids).decode("utf-8", errors="replace")
+
+    def visible_text(self, ids: Iterable[int], final: bool = True) -> str:
+        """What a user may see of `ids`: reserved tokens left out. Unless `final`, the bytes of a
+        character that is not whole yet are held back."""
+        first_merge = 256 + len(self.reserved)
+        data = b"".join(self.token_bytes(i) for i in ids if not 256 <= i < first_merge)
+        return codecs.getincrementaldecoder("utf-8")(errors="replace").decode(data, final)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of one id. ValueError outside 0 to vocab_size - 1."""

@@ -1,0 +1,28 @@
+"""g2c_serving: a small, real LLM inference engine to read, run and change.
+
+The notebooks in `notebooks/` walk through it, section by section of the Brief on DeepInfer.
+"""
+
+from g2c_serving.engine import Engine, EngineConfig, EngineStats, StepRecord
+from g2c_serving.forward.checkpoints import LanguageModel, inflate, load
+from g2c_serving.process.tokenizer import Reserved, Text, Tokenizer
+from g2c_serving.request import Request, RequestOutput, SamplingParams
+from g2c_serving.schedule.cost_model import CostModel, StepShape
+
+__all__ = [
+    "CostModel",
+    "Engine",
+    "EngineConfig",
+    "EngineStats",
+    "LanguageModel",
+    "Request",
+    "RequestOutput",
+    "Reserved",
+    "SamplingParams",
+    "StepRecord",
+    "StepShape",
+    "Text",
+    "Tokenizer",
+    "inflate",
+    "load",
+]

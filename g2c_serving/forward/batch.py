@@ -1,0 +1,74 @@
+"""What one forward pass works on: a flat, ragged batch of prefill chunks and decode rows.
+
+All requests' new tokens lie one after the other in one row of tokens, without padding. A decoding
+request has one token in it, a prefill chunk has many; the model does not care which is which. This
+is the layout of vLLM's and DeepInfer's input batches. Brief: "The change of perspective".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """N tokens of R requests. All tensors are int64 on the model's device.
+
+    token_ids (N,)            the new tokens of all requests, request after request
+    positions (N,)            the absolute position of each token in its own request
+    query_start (R+1,)        request r has the tokens query_start[r] to query_start[r+1]
+    context_lens (R,)         tokens of r in the cache once this pass has run, new ones included
+    block_tables (R, B)       block ids of r in order, padded with 0
+    slots (N,)                where each new token's keys and values go: block * block_size + offset
+    logit_rows (M,)           the tokens (indices into N) whose logits are wanted
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    query_start: Sequence[int]
+    context_lens: Sequence[int]
+    block_tables: torch.Tensor
+    slots: torch.Tensor
+    logit_rows: torch.Tensor
+
+
+def build_batch(
+    chunks: Sequence[tuple[Sequence[int], int]],
+    block_tables: Sequence[Sequence[int]],
+    block_size: int,
+    logits_of: Sequence[int],
+    device: str = "cpu",
+) -> ForwardBatch:
+    """Lay `chunks` out flat.
+
+    chunks       per request: its new token ids, and how many of its tokens are cached already
+    block_tables per request: block ids that hold all its tokens, the new ones included
+    logits_of    the requests (indices) whose last token's logits are wanted
+    """
+    lengths = np.array([len(tokens) for tokens, _ in chunks])  # (R,)
+    cached = np.array([num_cached for _, num_cached in chunks])  # (R,)
+    query_start = np.concatenate(([0], np.cumsum(lengths)))  # (R+1,)
+    tables = np.zeros((len(chunks), max(map(len, block_tables))), dtype=np.int64)  # (R, B)
+    for row, table in zip(tables, block_tables, strict=True):
+        row[: len(table)] = table
+    request_of = np.repeat(np.arange(len(chunks)), lengths)  # (N,)
+    positions = np.arange(query_start[-1]) + np.repeat(cached - query_start[:-1], lengths)  # (N,)
+    slots = tables[request_of, positions // block_size] * block_size + positions % block_size
+    token_ids = np.fromiter((t for tokens, _ in chunks for t in tokens), np.int64)  # (N,)
+
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int64, copy=False)).to(device)
+
+    return ForwardBatch(
+        token_ids=tensor(token_ids),
+        positions=tensor(positions),
+        query_start=query_start.tolist(),
+        context_lens=(cached + lengths).tolist(),
+        block_tables=tensor(tables),
+        slots=tensor(slots),
+        logit_rows=tensor(query_start[1:][np.asarray(logits_of, dtype=np.int64)] - 1),
+    )

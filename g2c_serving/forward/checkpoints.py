@@ -1,0 +1,255 @@
+"""`load`: a shipped model, an artifact folder of the parent course, or a live course model.
+
+A shipped model and a course artifact have one layout: `models/<name>/` holds config.json,
+manifest.json and the weights (`model.safetensors` here, `model.pt` there), and the manifest names
+its tokenizer in `tokenizers/<name>/tokenizer.json` beside `models/`. The weights are copied into
+memory of our own, as float32. `inflate` makes a bigger model that writes the same tokens.
+
+Left out: Hugging Face checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from g2c_serving.forward.model import ModelConfig, Transformer
+from g2c_serving.paths import DATA
+from g2c_serving.process.tokenizer import Tokenizer
+
+INFLATE_WIDTH = 8192  # hidden units of one block that `inflate` adds, about
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """Weights with their tokenizer. `eos_id` ends a text; `model` is the float32 model on the CPU.
+
+    `weights` maps the parent course's names to float32 tensors (see `param_shapes`).
+    """
+
+    name: str
+    config: ModelConfig
+    weights: dict[str, torch.Tensor]
+    tokenizer: Tokenizer
+    eos_id: int | None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(w.numel() for w in self.weights.values())
+
+    @cached_property
+    def model(self) -> Transformer:
+        return Transformer(self.config, self.weights)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the sizes and all weights, in hexadecimal."""
+        digest = hashlib.sha256(repr(self.config).encode())
+        for name in sorted(self.weights):
+            digest.update(name.encode())
+            digest.update(self.weights[name].contiguous().numpy())
+        return digest.hexdigest()
+
+
+def load(source: Any = "tiny", tokenizer: Any = None) -> LanguageModel:
+    """A language model ready to serve.
+
+    source     the name of a shipped model, the path of an artifact folder, or a live `TransformerLM`
+    tokenizer  needed with a live model: its `BPETokenizer`, or one of ours
+
+    Raises FileNotFoundError or ValueError that name the file and the remedy, TypeError for a model
+    of another kind.
+    """
+    if isinstance(source, LanguageModel):
+        return source
+    if isinstance(source, str | Path):
+        return _load_folder(_find_folder(source))
+    return _load_live(source, tokenizer)
+
+
+def inflate(lm: LanguageModel, megabytes: float, seed: int = 0) -> LanguageModel:
+    """`lm` with feed-forward blocks added until its float32 weights take `megabytes` (10^6 bytes).
+
+    The added blocks have no attention and no KV, and their output projections are zero: the tokens
+    stay the same, each pass costs what a model of that size costs in its linear layers.
+    """
+    now = 4 * lm.num_parameters / 1e6
+    if megabytes <= now:
+        raise ValueError(f"megabytes={megabytes} is not above the {now:.1f} MB that {lm.name} has")
+    dim, first = lm.config.embedding_dim, lm.config.num_layers
+    units = (megabytes - now) * 1e6 / 4 / (2 * dim)  # hidden units to add
+    count = max(1, round(units / INFLATE_WIDTH))
+    hidden = max(1, round(units / count))
+    generator = torch.Generator().manual_seed(seed)
+    weights = dict(lm.weights)
+    for i in range(first, first + count):
+        weights |= {
+            f"blocks.{i}.ln2.gamma": torch.ones(dim),
+            f"blocks.{i}.ln2.beta": torch.zeros(dim),
+            f"blocks.{i}.ffn.fc1.W": torch.randn(dim, hidden, generator=generator) * dim**-0.5,
+            f"blocks.{i}.ffn.fc1.b": torch.zeros(hidden),
+            f"blocks.{i}.ffn.fc2.W": torch.zeros(hidden, dim),
+            f"blocks.{i}.ffn.fc2.b": torch.zeros(dim),
+        }
+    config = dataclasses.replace(lm.config, num_layers=first + count)
+    name = f"{lm.name} inflated to {megabytes:g} MB"
+    return dataclasses.replace(lm, name=name, config=config, weights=weights)
+
+
+def param_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of all weights, in the order in which a course artifact lists them."""
+    dim, hidden = config.embedding_dim, config.hidden_dim
+    yield "token_embed.weight", (config.vocab_size, dim)
+    yield "pos_embed.weight", (config.max_seq_len, dim)
+    linears = [(f"attn.{p}_proj", dim, dim) for p in ("q", "k", "v", "out")]
+    for i in range(config.num_layers):
+        yield f"blocks.{i}.ln1.gamma", (dim,)
+        yield f"blocks.{i}.ln1.beta", (dim,)
+        for name, rows, columns in linears:
+            yield f"blocks.{i}.{name}.W", (rows, columns)
+            yield f"blocks.{i}.{name}.b", (columns,)
+        yield f"blocks.{i}.ln2.gamma", (dim,)
+        yield f"blocks.{i}.ln2.beta", (dim,)
+        for name, rows, columns in (("ffn.fc1", dim, hidden), ("ffn.fc2", hidden, dim)):
+            yield f"blocks.{i}.{name}.W", (rows, columns)
+            yield f"blocks.{i}.{name}.b", (columns,)
+    yield "ln_final.gamma", (dim,)
+    yield "ln_final.beta", (dim,)
+    yield "head_bias", (config.vocab_size,)
+
+
+def _find_folder(source: str | Path) -> Path:
+    shipped = DATA / "models"
+    for folder in (Path(source), shipped / source):
+        if (folder / "config.json").is_file():
+            return folder
+    names = sorted(p.parent.name for p in shipped.glob("*/config.json"))
+    raise FileNotFoundError(
+        f"no model {str(source)!r}: neither a folder with a config.json nor one of the shipped "
+        f"models {names}. `git checkout -- data` brings the shipped ones back, "
+        "`python -m g2c_serving train tiny` trains tiny anew"
+    )
+
+
+def _remedy(folder: Path) -> str:
+    if folder.parent == DATA / "models":
+        return (
+            f"`git checkout -- data/models/{folder.name}` brings it back, "
+            f"`python -m g2c_serving train {folder.name}` trains it anew"
+        )
+    return "save the artifact again, or copy the whole folder again"
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / name
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; {_remedy(folder)}")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as err:
+        raise ValueError(f"{path} is damaged ({err}); {_remedy(folder)}") from err
+
+
+def _load_folder(folder: Path) -> LanguageModel:
+    manifest = _read_json(folder, "manifest.json")
+    if manifest.get("kind") == "huggingface_causal_lm":
+        raise TypeError(f"{folder} holds a Hugging Face model; only the GPT shape of g2c is served")
+    content = _read_json(folder, "config.json")
+    vocab_size = content.get("vocab_size", manifest.get("vocab_size"))
+    try:
+        config = ModelConfig(vocab_size=vocab_size, **content["model_config"])
+    except (KeyError, TypeError) as err:
+        raise ValueError(
+            f"{folder / 'config.json'} is damaged ({err!r}); {_remedy(folder)}"
+        ) from err
+    weights = _read_weights(folder, config)
+    tokenizers = folder.parent.parent / "tokenizers"
+    path = tokenizers / str(manifest.get("tokenizer_artifact")) / "tokenizer.json"
+    tokenizer = Tokenizer.load(path, vocab_size=config.vocab_size)
+    chats = any(stage in folder.name for stage in ("-SFT", "-DPO"))
+    return LanguageModel(folder.name, config, weights, tokenizer, _eos_id(tokenizer, chats))
+
+
+def _eos_id(tokenizer: Tokenizer, chats: bool) -> int | None:
+    """Base models end a text with <|endoftext|>, chat models end a turn with <|end|>."""
+    names = ("<|end|>", "<|endoftext|>") if chats else ("<|endoftext|>", "<|end|>")
+    return next((tokenizer.reserved[n] for n in names if n in tokenizer.reserved), None)
+
+
+def _read_weights(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        path = folder / "model.pt"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder / 'model.safetensors'} is missing; {_remedy(folder)}")
+    shapes = dict(param_shapes(config))
+    try:
+        if path.suffix == ".pt":
+            params = torch.load(path, map_location="cpu", weights_only=True)["params"]
+            tensors = dict(zip(shapes, params, strict=True))
+        else:
+            tensors = safetensors.torch.load_file(path)
+        return _checked(tensors, shapes)
+    except Exception as err:  # a damaged file fails in as many ways as it can be damaged
+        raise ValueError(f"{path} is damaged ({err}); {_remedy(folder)}") from err
+
+
+def _checked(
+    tensors: dict[str, torch.Tensor], shapes: dict[str, tuple[int, ...]]
+) -> dict[str, torch.Tensor]:
+    """Our own float32 copies of the tensors, each of the shape that the config asks for."""
+    missing = shapes.keys() - tensors.keys()
+    if missing:
+        raise ValueError(f"tensor {sorted(missing)[0]} is missing")
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != shape:
+            raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, expected {shape}")
+    return {name: _copy(tensors[name]) for name in shapes}
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Detached, float32, on the CPU, in aligned memory of its own."""
+    return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+
+
+def _load_live(model: Any, tokenizer: Any) -> LanguageModel:
+    if not (hasattr(model, "blocks") and hasattr(model, "token_embed")):
+        raise TypeError(
+            f"cannot serve a {type(model).__name__}: it has no `blocks` and `token_embed`. "
+            "Pass a model name, an artifact folder, or the course's TransformerLM"
+        )
+    if tokenizer is None:
+        raise ValueError("a live model needs its tokenizer: load(model, tokenizer=...)")
+    config = ModelConfig(
+        **{f.name: getattr(model, f.name) for f in dataclasses.fields(ModelConfig)}
+    )
+    shapes = dict(param_shapes(config))
+    weights = _checked({name: _follow(model, name) for name in shapes}, shapes)
+    if not isinstance(tokenizer, Tokenizer):
+        special = list(tokenizer.special_tokens)
+        merges = sorted((a, b, new) for (a, b), new in tokenizer.merges.items())
+        merges = sorted(merges, key=lambda merge: merge[2])[
+            : config.vocab_size - 256 - len(special)
+        ]
+        tokenizer = Tokenizer(merges, special)
+    return LanguageModel("live model", config, weights, tokenizer, _eos_id(tokenizer, False))
+
+
+def _follow(model: Any, name: str) -> torch.Tensor:
+    """The attribute of a live model under a dotted name, `blocks.0.attn.q_proj.W` for example."""
+    for part in name.split("."):
+        model = model[int(part)] if part.isdigit() else getattr(model, part)
+    return model

@@ -1,0 +1,1 @@
+"""Process: append tokens, check stop conditions, turn tokens into text."""
