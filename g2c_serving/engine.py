@@ -14,129 +14,23 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from g2c_serving.config import DTYPES, EngineConfig
 from g2c_serving.forward.batch import ForwardBatch, build_batch
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.model import Transformer
+from g2c_serving.history import HISTORY_STEPS, EngineStats, StepRecord, Stopwatch, rows_of
 from g2c_serving.process.tokenizer import Part
-from g2c_serving.request import (
-    FINISHED,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    require_int,
-    require_number,
-)
+from g2c_serving.request import FINISHED, Request, RequestOutput, SamplingParams
 from g2c_serving.sample.rng import sample_seed
 from g2c_serving.sample.sampler import SamplingBatch, sample
 from g2c_serving.schedule.block_manager import BlockManager
-from g2c_serving.schedule.cost_model import CostModel
 from g2c_serving.schedule.scheduler import Scheduled, Scheduler
 
 Prompt = str | Sequence[int] | Sequence[Part]  # a str is untrusted text through and through
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-HISTORY_STEPS = 4096  # the newest step records that an engine keeps
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """How much an engine may hold and do at a time. ValueError names the field and the range.
-
-    num_blocks, block_size   the cache: blocks, and tokens in each
-    max_num_batched_tokens   most tokens in a step, decode rows included; caps the running requests
-    max_num_seqs             most requests that run at a time
-    dtype, device            float32, float64 or bfloat16; cpu, mps or cuda (the latter two untested)
-    step_time_budget_ms      aim of a step's time: prefill chunks shrink to fit (needs cost_model)
-    cost_model               a fitted `CostModel`
-    """
-
-    num_blocks: int = 512
-    block_size: int = 16
-    max_num_batched_tokens: int = 256
-    max_num_seqs: int = 64
-    dtype: str = "float32"
-    device: str = "cpu"
-    step_time_budget_ms: float | None = None
-    cost_model: CostModel | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("num_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs"):
-            require_int(name, getattr(self, name), 1)
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} must be one of {sorted(DTYPES)}")
-        require_device(self.device)
-        if self.step_time_budget_ms is None:
-            return
-        require_number("step_time_budget_ms", self.step_time_budget_ms)
-        if self.step_time_budget_ms <= 0:
-            raise ValueError(f"step_time_budget_ms={self.step_time_budget_ms} must be above 0")
-        if self.cost_model is None:
-            raise ValueError(
-                f"step_time_budget_ms={self.step_time_budget_ms} needs a cost_model: "
-                "fit one from an engine's history, CostModel.fit(...)"
-            )
-
-
-def require_device(device: str) -> None:
-    """ValueError unless torch can compute on `device` here."""
-    usable = {"cpu": True, "cuda": torch.cuda.is_available()}
-    usable["mps"] = torch.backends.mps.is_available()
-    if not usable.get(device, False):
-        have = [name for name, there in usable.items() if there]
-        raise ValueError(f"device={device!r} is not to be had here; choose one of {have}")
-
-
-@dataclass
-class EngineStats:
-    """Totals since the engine was made. Tokens computed again after a preemption count again."""
-
-    steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    preemptions: int = 0
-    peak_blocks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One request's part of a step: `kind` is prefill or decode."""
-
-    request_id: int
-    sample_index: int
-    kind: str
-    num_tokens: int
-    num_cached: int
-
-
-@dataclass(slots=True)
-class StepRecord:
-    """What one step did: phase times and start in ms (start counts from the engine's making),
-    rows, requests that finished or were preempted, queues and free blocks after it."""
-
-    start_ms: float
-    schedule_ms: float = 0.0
-    forward_ms: float = 0.0
-    sample_ms: float = 0.0
-    process_ms: float = 0.0
-    rows: list[Row] = field(default_factory=list)
-    finished: list[int] = field(default_factory=list)
-    preempted: list[int] = field(default_factory=list)
-    num_waiting: int = 0
-    num_running: int = 0
-    num_free_blocks: int = 0
-
-    @property
-    def total_ms(self) -> float:
-        return self.schedule_ms + self.forward_ms + self.sample_ms + self.process_ms
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(row.num_tokens for row in self.rows)
 
 
 class Engine:
@@ -204,7 +98,7 @@ class Engine:
         for request in samples:
             request.finish("abort")
             self._drop(request)
-        return [self._output(request) for request in samples]
+        return [RequestOutput(request, self.lm.tokenizer) for request in samples]
 
     def generate(
         self,
@@ -237,54 +131,50 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Advance every running request; the outputs of those that advanced or ended."""
-        clock = time.perf_counter
-        times = [clock()]
-        scheduled = self._schedule()
-        failed = list(self.scheduler.failed)
-        tokens: list[int] = []
-        message = None
-        if scheduled:
-            try:
-                batch = self._batch(scheduled)
-                times.append(clock())
-                logits = self.model.forward(batch, self.cache)
-                times.append(clock())
-                tokens = self._sample(scheduled, logits)
-                times.append(clock())
-            except Exception as err:  # it belongs to no row in particular: all of this step end
-                message = f"{type(err).__name__} in the step: {err}"
-        times += [clock()] * (4 - len(times))
-        record = self._record(times, scheduled)
-        outputs = self._process(scheduled, tokens, failed, message)
-        record.finished = [o.request_id for o in outputs if o.finish_reason is not None]
-        record.num_waiting, record.num_running = (
-            len(self.scheduler.waiting),
-            len(self.scheduler.running),
-        )
-        record.num_free_blocks = self.block_manager.num_free
-        record.process_ms = 1e3 * (clock() - times[3])
-        self.history.append(record)
+        watch = Stopwatch()
+        record = StepRecord(start_ms=1e3 * (time.perf_counter() - self._made))
+        scheduled, batch = self._schedule()
+        record.rows = rows_of(scheduled)
+        record.schedule_ms = watch.lap()
+        tokens, error = [], None
+        try:
+            logits = self._forward(batch)
+            record.forward_ms = watch.lap()
+            tokens = self._sample(scheduled, logits)
+            record.sample_ms = watch.lap()
+        except Exception as err:  # it belongs to no row in particular: all rows of the step end
+            error = f"{type(err).__name__} in the step: {err}"
+        outputs = self._process(scheduled, tokens, error)
+        self._remember(record, outputs)
+        record.process_ms = watch.lap()
         return outputs
 
     # the four phases
 
-    def _schedule(self) -> list[Scheduled]:
-        """The step's rows, those of like length side by side, as the attention groups want them."""
-        return sorted(self.scheduler.schedule(), key=lambda s: (s.num_tokens, s.num_cached))
-
-    def _batch(self, scheduled: list[Scheduled]) -> ForwardBatch:
+    def _schedule(self) -> tuple[list[Scheduled], ForwardBatch | None]:
+        """The step's rows and their flat batch. Rows of like length stand side by side, as the
+        attention groups want them."""
+        scheduled = self.scheduler.schedule()
+        if not scheduled:
+            return [], None
+        scheduled.sort(key=lambda s: (s.num_tokens, s.num_cached))
         chunks = [
             (s.request.token_ids[s.num_cached : s.num_cached + s.num_tokens], s.num_cached)
             for s in scheduled
         ]
         tables = [self.block_manager.tables[s.request.sequence_id] for s in scheduled]
         wanted = [i for i, s in enumerate(scheduled) if s.samples]
-        return build_batch(chunks, tables, self.config.block_size, wanted, self.config.device)
+        block_size, device = self.config.block_size, self.config.device
+        return scheduled, build_batch(chunks, tables, block_size, wanted, device)
 
-    def _sample(self, scheduled: list[Scheduled], logits: torch.Tensor) -> list[int]:
+    def _forward(self, batch: ForwardBatch | None) -> torch.Tensor | None:
+        """Logits (M, V) of the requests that sample in this step."""
+        return None if batch is None else self.model.forward(batch, self.cache)
+
+    def _sample(self, scheduled: list[Scheduled], logits: torch.Tensor | None) -> list[int]:
         """The next token of each request that samples in this step, in their order."""
         rows = [s.request for s in scheduled if s.samples]
-        if not rows:
+        if not rows or logits is None:
             return []
         batch = SamplingBatch(
             seeds=np.array([r.seed for r in rows], dtype=np.uint64),
@@ -296,26 +186,31 @@ class Engine:
         return sample(logits, batch).tolist()
 
     def _process(
-        self,
-        scheduled: list[Scheduled],
-        tokens: list[int],
-        failed: list[Request],
-        message: str | None,
+        self, scheduled: list[Scheduled], tokens: list[int], error: str | None
     ) -> list[RequestOutput]:
         """Append tokens, check what ends, give the outputs of all that moved."""
         next_tokens = iter(tokens)
         for s in scheduled:
-            if message is not None:
-                s.request.finish("error", message)
+            if error is not None:
+                s.request.finish("error", error)
                 continue
             s.request.num_computed_tokens += s.num_tokens
-            if s.samples:
+            if s.request.num_uncomputed == 0:
                 self._append(s.request, next(next_tokens))
-        moved = failed + [s.request for s in scheduled]
+        moved = self.scheduler.failed + [s.request for s in scheduled]
         for request in moved:
             if request.state == FINISHED:
                 self._drop(request)
-        return [self._output(request) for request in moved]
+        return [RequestOutput(request, self.lm.tokenizer) for request in moved]
+
+    def _remember(self, record: StepRecord, outputs: list[RequestOutput]) -> None:
+        record.finished = [o.request_id for o in outputs if o.finish_reason is not None]
+        record.preempted = [r.request_id for r in self.scheduler.preempted]
+        record.num_waiting = len(self.scheduler.waiting)
+        record.num_running = len(self.scheduler.running)
+        record.num_free_blocks = self.block_manager.num_free
+        self.stats.count(record, self.block_manager.peak_used)
+        self.history.append(record)
 
     # what they share
 
@@ -339,32 +234,6 @@ class Engine:
         samples.remove(request)
         if not samples:
             del self._requests[request.request_id]
-
-    def _output(self, request: Request) -> RequestOutput:
-        return RequestOutput(request, self.lm.tokenizer)
-
-    def _record(self, times: list[float], scheduled: list[Scheduled]) -> StepRecord:
-        ms = [1e3 * (b - a) for a, b in zip(times, times[1:], strict=False)]
-        rows = [
-            Row(
-                s.request.request_id,
-                s.request.sample_index,
-                "decode" if s.is_decode else "prefill",
-                s.num_tokens,
-                s.num_cached,
-            )
-            for s in scheduled
-        ]
-        num_decode = sum(row.kind == "decode" for row in rows)
-        num_tokens = sum(row.num_tokens for row in rows)
-        self.stats.steps += 1
-        self.stats.decode_tokens += num_decode
-        self.stats.prefill_tokens += num_tokens - num_decode
-        self.stats.preemptions += len(self.scheduler.preempted)
-        self.stats.peak_blocks = self.block_manager.peak_used
-        preempted = [r.request_id for r in self.scheduler.preempted]
-        start_ms = 1e3 * (times[0] - self._made)
-        return StepRecord(start_ms, *ms[:3], rows=rows, preempted=preempted)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -390,8 +259,8 @@ class Engine:
             )
         if self.block_manager.blocks_for(num_tokens) > self.config.num_blocks:
             raise ValueError(
-                f"prompt of {num_tokens} tokens needs more than all {self.config.num_blocks} blocks "
-                f"of {self.config.block_size}: raise EngineConfig.num_blocks"
+                f"prompt of {num_tokens} tokens needs more than all {self.config.num_blocks} "
+                f"blocks of {self.config.block_size}: raise EngineConfig.num_blocks"
             )
 
 

@@ -67,7 +67,7 @@ class LanguageModel:
 def load(source: Any = "tiny", tokenizer: Any = None) -> LanguageModel:
     """A language model ready to serve.
 
-    source     the name of a shipped model, the path of an artifact folder, or a live `TransformerLM`
+    source     a shipped model's name, an artifact folder's path, or a live `TransformerLM`
     tokenizer  needed with a live model: its `BPETokenizer`, or one of ours
 
     Raises FileNotFoundError or ValueError that name the file and the remedy, TypeError for a model

@@ -61,7 +61,7 @@ def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def sample_seed(seed: int, sample_index: int) -> int:
-    """The seed of one of several samples of a request: its own for sample 0, a mix for the others."""
+    """The seed of one of a request's samples: its own for sample 0, a mix for each other."""
     if sample_index == 0:
         return seed
     counter = np.array([[sample_index, 0, 0, SEED_LANE]])

@@ -1,0 +1,60 @@
+"""`EngineConfig`: how much an engine may hold and do at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from g2c_serving.request import require_int, require_number
+from g2c_serving.schedule.cost_model import CostModel
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How much an engine may hold and do at a time. ValueError names the field and the range.
+
+    num_blocks, block_size   the cache: blocks, and tokens in each
+    max_num_batched_tokens   most tokens in a step, decode rows included; caps the running requests
+    max_num_seqs             most requests that run at a time
+    dtype, device            float32, float64 or bfloat16; cpu, or mps and cuda, both untested
+    step_time_budget_ms      aim of a step's time: prefill chunks shrink to fit (needs cost_model)
+    cost_model               a fitted `CostModel`
+    """
+
+    num_blocks: int = 512
+    block_size: int = 16
+    max_num_batched_tokens: int = 256
+    max_num_seqs: int = 64
+    dtype: str = "float32"
+    device: str = "cpu"
+    step_time_budget_ms: float | None = None
+    cost_model: CostModel | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs"):
+            require_int(name, getattr(self, name), 1)
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype!r} must be one of {sorted(DTYPES)}")
+        require_device(self.device)
+        if self.step_time_budget_ms is None:
+            return
+        require_number("step_time_budget_ms", self.step_time_budget_ms)
+        if self.step_time_budget_ms <= 0:
+            raise ValueError(f"step_time_budget_ms={self.step_time_budget_ms} must be above 0")
+        if self.cost_model is None:
+            raise ValueError(
+                f"step_time_budget_ms={self.step_time_budget_ms} needs a cost_model: "
+                "fit one from an engine's history, CostModel.fit(...)"
+            )
+
+
+def require_device(device: str) -> None:
+    """ValueError unless torch can compute on `device` here."""
+    usable = {"cpu": True, "cuda": torch.cuda.is_available()}
+    usable["mps"] = torch.backends.mps.is_available()
+    if not usable.get(device, False):
+        have = [name for name, there in usable.items() if there]
+        raise ValueError(f"device={device!r} is not to be had here; choose one of {have}")

@@ -1,0 +1,110 @@
+"""What an engine remembers of its steps: the totals, and a record of each step.
+
+Notebooks draw timelines from the records, and the cost model is fitted to them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from g2c_serving.schedule.cost_model import StepShape
+from g2c_serving.schedule.scheduler import Scheduled
+
+HISTORY_STEPS = 4096  # the newest step records that an engine keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part of a step: `kind` is prefill or decode."""
+
+    request_id: int
+    sample_index: int
+    kind: str
+    num_tokens: int
+    num_cached: int
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """What one step did.
+
+    start_ms, *_ms       when it began, counted from the engine's making, and its four phases
+    rows                 what was computed, request by request
+    finished, preempted  request ids, one entry for each sample
+    num_*                queues and free blocks when the step had ended
+    """
+
+    start_ms: float
+    schedule_ms: float = 0.0
+    forward_ms: float = 0.0
+    sample_ms: float = 0.0
+    process_ms: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
+    preempted: list[int] = field(default_factory=list)
+    num_waiting: int = 0
+    num_running: int = 0
+    num_free_blocks: int = 0
+
+    @property
+    def total_ms(self) -> float:
+        return self.schedule_ms + self.forward_ms + self.sample_ms + self.process_ms
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def num_decode_rows(self) -> int:
+        return sum(row.kind == "decode" for row in self.rows)
+
+    @property
+    def shape(self) -> StepShape:
+        """The step as the cost model sees it."""
+        decode = [row for row in self.rows if row.kind == "decode"]
+        chunks = tuple((r.num_tokens, r.num_cached) for r in self.rows if r.kind == "prefill")
+        return StepShape(chunks, len(decode), sum(row.num_cached + 1 for row in decode))
+
+
+@dataclass
+class EngineStats:
+    """Totals since the engine was made. Tokens computed again after a preemption count again."""
+
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    preemptions: int = 0
+    peak_blocks: int = 0
+
+    def count(self, record: StepRecord, peak_blocks: int) -> None:
+        self.steps += 1
+        self.decode_tokens += record.num_decode_rows
+        self.prefill_tokens += record.num_tokens - record.num_decode_rows
+        self.preemptions += len(record.preempted)
+        self.peak_blocks = peak_blocks
+
+
+class Stopwatch:
+    """Laps in ms."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        elapsed, self._last = now - self._last, now
+        return 1e3 * elapsed
+
+
+def rows_of(scheduled: list[Scheduled]) -> list[Row]:
+    return [
+        Row(
+            s.request.request_id,
+            s.request.sample_index,
+            "decode" if s.is_decode else "prefill",
+            s.num_tokens,
+            s.num_cached,
+        )
+        for s in scheduled
+    ]
