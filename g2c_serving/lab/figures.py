@@ -1,0 +1,111 @@
+"""`python -m g2c_serving figures`: every number of the Brief beside ours, with a verdict.
+
+A computed row is reproduced by the function registered for it below, through the package, and must
+come within the row's tolerance. A shown row is quoted with its label and never counted. A computed
+row without a function says `not yet` and counts as missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from g2c_serving.lab import charts
+from g2c_serving.lab.published import Row, rows
+
+# Row id -> the function that gives our value. Each section of the Brief adds its rows here.
+REPRODUCED: dict[str, Callable[[], float]] = {
+    "decode.gain.8_to_64": partial(charts.throughput_gain, 8, 64),
+    "decode.slower.8_to_64": partial(charts.step_slowdown, 8, 64),
+    "prefill.latency_ratio": charts.prefill_latency_ratio,
+}
+for _n in charts.DECODE_REQUESTS:
+    REPRODUCED[f"decode.step_ms.{_n}"] = lambda n=_n: charts.decode_point(n).step_ms
+    REPRODUCED[f"decode.throughput.{_n}"] = lambda n=_n: charts.decode_point(n).throughput
+
+OK, OFF, NOT_YET, SHOWN = "ok", "OFF", "not yet", "shown"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the Brief, our value of it (None where there is none) and the verdict."""
+
+    row: Row
+    ours: float | None
+    verdict: str
+
+
+def judge(row: Row, function: Callable[[], float] | None) -> Line:
+    """Compare one row with our value. The tolerance is absolute, in the row's unit."""
+    if row.kind == "shown":
+        return Line(row, None, SHOWN)
+    if function is None:
+        return Line(row, None, NOT_YET)
+    ours = float(function())
+    close = abs(ours - row.value) <= row.tolerance + 1e-12 * abs(row.value)
+    return Line(row, ours, OK if close else OFF)
+
+
+def lines(prefix: str = "", section: str | None = None) -> list[Line]:
+    """Judge the rows whose id starts with `prefix`, of one section of the Brief or of all."""
+    chosen = [row for row in rows().values() if row.id.startswith(prefix)]
+    if section is not None:
+        chosen = [row for row in chosen if row.section == section]
+    return [judge(row, REPRODUCED.get(row.id)) for row in chosen]
+
+
+def table(found: list[Line]) -> str:
+    """The lines as text: id, label, the Brief's value, ours, verdict."""
+    head = ("id", "label", "Brief", "ours", "unit", "verdict")
+    cells = [head, *(_cells(line) for line in found)]
+    widths = [max(len(row[k]) for row in cells) for k in range(len(head))]
+    return "\n".join(_aligned(row, widths) for row in cells)
+
+
+def summary(found: list[Line]) -> str:
+    count = {verdict: 0 for verdict in (OK, OFF, NOT_YET, SHOWN)}
+    for line in found:
+        count[line.verdict] += 1
+    computed = len(found) - count[SHOWN]
+    return (
+        f"{count[OK]} of {computed} computed rows reproduced, {count[OFF]} off, "
+        f"{count[NOT_YET]} not yet; {count[SHOWN]} rows are shown only."
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table; 0 only when no computed row is missing or off."""
+    parser = argparse.ArgumentParser("python -m g2c_serving figures", description=__doc__)
+    parser.add_argument("prefix", nargs="?", default="", help="only ids that start with this")
+    parser.add_argument("--section", help="only one section of the Brief: 0 to 6, infra, numbers")
+    choice = parser.parse_args(argv)
+    found = lines(choice.prefix, choice.section)
+    if not found:
+        parser.error(f"no row has prefix {choice.prefix!r} and section {choice.section!r}")
+    print(table(found), summary(found), sep="\n\n")
+    return int(any(line.verdict in (OFF, NOT_YET) for line in found))
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    row, ours = line.row, "" if line.ours is None else number(line.ours)
+    return row.id, row.label, number(row.value), ours, row.unit, line.verdict
+
+
+def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
+    """Numbers (columns 2 and 3) to the right, the rest to the left."""
+    parts = [
+        cell.rjust(width) if k in (2, 3) else cell.ljust(width)
+        for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
+    return "  ".join(parts).rstrip()
+
+
+def number(value: float) -> str:
+    """15744 as 15,744; 13.2113 as 13.211; 0.99995000125 in full."""
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.1f}"
+    return f"{value:.11g}" if abs(1 - value) < 1e-3 else f"{value:.5g}"

@@ -1,0 +1,168 @@
+"""`python -m g2c_serving render`: execute notebooks and write them back, ready to commit.
+
+The .ipynb is the one source. What is written is the same at every run: pictures and text, no
+widget views, no widget state, no timings. Then offline readers see every picture, and a diff shows
+what changed. `--check` executes and compares the text outputs with the committed ones, cells with
+the tag `measured` aside: their numbers belong to the machine named beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+from g2c_serving.paths import NOTEBOOKS
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+TEXTS = ("text/plain", "text/markdown", "text/html")
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+TIMEOUT_S = 600
+
+
+def execute(notebook: NotebookNode, folder: Path = NOTEBOOKS) -> NotebookNode:
+    """A copy of the notebook, run in a new kernel from its first cell, working in `folder`.
+
+    Raises nbclient's CellExecutionError for the first cell that fails.
+    """
+    done = copy.deepcopy(notebook)
+    done.metadata["kernelspec"] = dict(KERNEL)
+    client = NotebookClient(
+        done,
+        timeout=TIMEOUT_S,
+        record_timing=False,
+        store_widget_state=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(folder)}},
+    )
+    client.execute()
+    return done
+
+
+def clean(notebook: NotebookNode, former: NotebookNode | None = None) -> NotebookNode:
+    """Take out what differs from run to run. With `former`, keep its measured outputs."""
+    notebook.metadata = nbformat.from_dict(
+        {"kernelspec": dict(KERNEL), "language_info": {"name": "python"}}
+    )
+    kept = measured_outputs(former) if former else {}
+    for number, cell in enumerate(code_cells(notebook), start=1):
+        cell.execution_count = number
+        cell.outputs = kept.get((cell.id, cell.source), cell.outputs)
+        for output in cell.outputs:
+            output.get("data", {}).pop(WIDGET_VIEW, None)
+            if "execution_count" in output:
+                output.execution_count = number
+    for cell in notebook.cells:  # front ends leave more there than the tags
+        tags = cell.metadata.get("tags", [])
+        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+    return notebook
+
+
+def code_cells(notebook: NotebookNode) -> Iterator[NotebookNode]:
+    return (cell for cell in notebook.cells if cell.cell_type == "code")
+
+
+def is_measured(cell: NotebookNode) -> bool:
+    return "measured" in cell.metadata.get("tags", [])
+
+
+def measured_outputs(notebook: NotebookNode) -> dict[tuple[str, str], list]:
+    """The outputs of measured cells, by cell id and source (so that a changed cell runs anew)."""
+    cells = (cell for cell in code_cells(notebook) if is_measured(cell) and cell.outputs)
+    return {(cell.id, cell.source): copy.deepcopy(cell.outputs) for cell in cells}
+
+
+def text_of(cell: NotebookNode) -> list[str]:
+    """All words of a cell's outputs, as lines."""
+    lines: list[str] = []
+    for output in cell.outputs:
+        data = output.get("data", {})
+        texts = [output.get("text", ""), *(data.get(kind, "") for kind in TEXTS)]
+        lines += "".join(text if text.endswith("\n") else text + "\n" for text in texts).split("\n")
+        lines += ["[picture]"] if "image/png" in data else []
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def differences(committed: NotebookNode, fresh: NotebookNode) -> list[str]:
+    """Where the words of two runs differ, as lines of a diff; measured cells are left out."""
+    found: list[str] = []
+    pairs = zip(code_cells(committed), code_cells(fresh), strict=True)
+    for number, (old, new) in enumerate(pairs, start=1):
+        if is_measured(old):
+            continue
+        change = list(difflib.unified_diff(text_of(old), text_of(new), lineterm="", n=0))[2:]
+        found += [f"cell {number} ({old.id}):", *change] if change else []
+    return found
+
+
+def flaws(notebook: NotebookNode) -> list[str]:
+    """What a committed notebook must not have: cells not run, errors, widgets, silent pictures."""
+    found = []
+    for number, cell in enumerate(code_cells(notebook), start=1):
+        if cell.source.strip() and cell.execution_count is None:
+            found.append(f"cell {number} was not executed")
+        for output in cell.outputs:
+            data, metadata = output.get("data", {}), output.get("metadata", {})
+            if output.output_type == "error":
+                found.append(f"cell {number} ends in {output.ename}")
+            if WIDGET_VIEW in data:
+                found.append(f"cell {number} holds a widget view")
+            alt = metadata.get("image/png", {}).get("alt", "").strip()
+            if "image/png" in data and not (alt and data.get("text/plain")):
+                found.append(f"cell {number} has a picture without words")
+    return found
+
+
+def render(path: Path, keep_measured: bool = False) -> bool:
+    """Execute one notebook and write it; True where the file changed."""
+    former = nbformat.read(path, as_version=4)
+    fresh = clean(execute(former, path.parent), former if keep_measured else None)
+    text = nbformat.writes(fresh) + "\n"
+    changed = text != path.read_text(encoding="utf-8")
+    path.write_text(text, encoding="utf-8", newline="\n")
+    return changed
+
+
+def check(path: Path) -> list[str]:
+    """What is wrong with a committed notebook: flaws, and words that a new run does not give."""
+    committed = nbformat.read(path, as_version=4)
+    fresh = clean(execute(committed, path.parent))
+    return flaws(committed) + differences(committed, fresh)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Render or check the given notebooks, or all; 1 where a check finds something."""
+    parser = argparse.ArgumentParser("python -m g2c_serving render", description=__doc__)
+    parser.add_argument("notebooks", nargs="*", help="paths, or starts of names such as 01")
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    parser.add_argument("--keep-measured", action="store_true", help="keep outputs of such cells")
+    choice = parser.parse_args(argv)
+    bad = 0
+    for path in chosen(choice.notebooks, parser):
+        if choice.check:
+            found = check(path)
+            print(f"{path.name}: {'differs' if found else 'as committed'}", *found, sep="\n  ")
+            bad += bool(found)
+        else:
+            changed = render(path, choice.keep_measured)
+            print(f"{path.name}: {'written' if changed else 'unchanged'}", flush=True)
+    return int(bad > 0)
+
+
+def chosen(names: list[str], parser: argparse.ArgumentParser) -> list[Path]:
+    """The notebooks that were asked for: files, or all whose name starts so."""
+    every = sorted(NOTEBOOKS.glob("*.ipynb"))
+    paths: list[Path] = []
+    for name in names:
+        found = [Path(name)] if Path(name).is_file() else []
+        found = found or [path for path in every if path.name.startswith(name)]
+        if not found:
+            parser.error(f"no notebook {name!r}; there are {', '.join(p.stem for p in every)}")
+        paths += found
+    return paths or every

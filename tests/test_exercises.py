@@ -1,0 +1,163 @@
+"""Exercises: what is right however it is written, and what a wrong answer is told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from g2c_serving.lab import exercises
+from g2c_serving.lab.exercises import EXERCISES, check, exercise
+from g2c_serving.lab.grading import Exercise, Unreadable, grade, read_number
+
+STEP = Exercise("t.step", "How long is a step?", lambda: 13.2, hint="Invert.", unit="ms")
+LIST = Exercise("t.chunks", "Which chunks?", lambda: [256, 256, 44], "Slice.", "tokens", rel=0)
+WORD = Exercise("t.word", "Which phase?", lambda: "schedule", hint="The first box.")
+FUNCTION = Exercise(
+    "t.f", "Write it.", lambda: lambda q, c: q * c, hint="Multiply.", cases=[(2, 3), (4, 5)]
+)
+
+
+@pytest.fixture(autouse=True)
+def no_misses():
+    exercises._misses.clear()
+
+
+# ---- the exercises that notebooks ask, against values worked out by hand ----
+
+
+@pytest.mark.parametrize(
+    "name, right, wrong",
+    [
+        ("00.blocks", 8, 7),
+        ("01.step_time", 13.21, 10.0),  # 1000 * 3.25 / 246
+        ("01.one_more_request", 0.0574, 0.206),  # (13.21 - 10.00) / 56
+    ],
+)
+def test_registered_exercises(name, right, wrong):
+    assert check(name, right)
+    assert check(name, wrong).right is False
+
+
+def test_every_exercise_accepts_its_own_right_value_and_has_its_words():
+    for name, asked in EXERCISES.items():
+        assert check(name, asked.right()), name
+        assert asked.question and asked.hint, name
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"'01.step_tim'.*did you mean '01.step_time'"):
+        check("01.step_tim", 3)
+
+
+def test_a_name_can_be_registered_only_once():
+    with pytest.raises(ValueError, match="registered twice"):
+        exercise("01.step_time", "?", hint="-")(lambda: 1)
+
+
+# ---- however it is written ----
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [13.2, "13.2", "13.2 ms", "13.2ms", "about 13.2 ms", "0.0132 s", "13,200 us", "1.32e1 ms",
+     np.float32(13.2), np.array(13.2), "13.2 Milliseconds"],
+)  # fmt: skip
+def test_right_in_any_writing(answer):
+    assert grade(STEP, answer).right is True
+
+
+def test_units_of_the_exercise_are_read_in_singular_and_plural():
+    assert read_number("8 blocks", "blocks") == read_number("8 block", "blocks") == 8
+    assert read_number("15,744 tokens per second", "tok/s") == 15744
+    assert read_number("1.5 GB", "MB") == 1500 and read_number("2 KiB", "B") == 2048
+    assert read_number("-1_000", "") == -1000
+
+
+@pytest.mark.parametrize(
+    "answer, words",
+    [
+        ("fast", "one number in ms"),
+        ("", "one number in ms"),
+        ("13.2 tok/s", "in 'tok/s'"),
+        ("13,2 ms", "13.2 with a point"),
+        (True, "not True or False"),
+        ([1, 2], "one number in ms"),
+        (float("nan"), "no finite number"),
+        (float("inf"), "divided by zero"),
+        (1j, "one number"),
+    ],
+)
+def test_what_is_no_number_is_said_and_is_no_miss(answer, words):
+    verdict = grade(STEP, answer)
+    assert verdict.right is None and words in verdict.text
+    with pytest.raises(Unreadable):
+        read_number(answer, "ms")
+
+
+@pytest.mark.parametrize("blank", [..., None])
+def test_a_blank_answer_asks_for_one(blank):
+    verdict = grade(STEP, blank)
+    assert verdict.right is None and "in place of ..." in verdict.text
+
+
+# ---- what a wrong answer is told ----
+
+
+@pytest.mark.parametrize(
+    "answer, words", [(10, "too small"), (20, "too large"), (90, "much too large")]
+)
+def test_a_wrong_number_is_told_the_side(answer, words):
+    assert words in grade(STEP, answer).text
+
+
+def test_a_slip_of_the_unit_is_told_so():
+    assert "Look at the unit" in grade(STEP, 0.0132).text
+
+
+@pytest.mark.parametrize("asked", [STEP, LIST, WORD, FUNCTION])
+def test_the_first_two_misses_do_not_show_the_right_value(asked):
+    wrong = {"t.step": 1.0, "t.chunks": [300], "t.word": "sample", "t.f": lambda q, c: q + c}
+    for misses in (0, 1):
+        verdict = grade(asked, wrong[asked.name], misses)
+        page = verdict._repr_html_()
+        assert verdict.right is False
+        for secret in ("13.2", "256", "schedule"):
+            assert secret not in page
+        assert f"<summary>Hint</summary><p>{asked.hint}</p>" in page and "Solution" not in page
+
+
+def test_after_three_misses_the_solution_can_be_unfolded_and_right_starts_anew():
+    pages = [check("00.blocks", 7)._repr_html_() for _ in range(3)]
+    assert ["Solution" in page for page in pages] == [False, False, True]
+    assert "<details><summary>Solution</summary><p>8 blocks." in pages[2]
+    assert check("00.blocks", 8)
+    assert "Solution" not in check("00.blocks", 7)._repr_html_()
+
+
+def test_a_verdict_reads_the_same_without_html_and_escapes_what_was_typed():
+    assert repr(grade(STEP, 10)) == "Not yet: 10 is too small."
+    assert "<b>" not in grade(WORD, "<b>")._repr_html_()
+
+
+# ---- words, lists, functions ----
+
+
+def test_words_in_any_case():
+    assert grade(WORD, " Schedule. ")
+    assert grade(WORD, 3).right is None
+
+
+def test_lists():
+    assert grade(LIST, [256, 256, 44]) and grade(LIST, (256, "256 tokens", 44))
+    assert grade(LIST, np.array([256, 256, 44]))
+    assert "too few" in grade(LIST, [256]).text
+    assert "number 3 of the list" in grade(LIST, [256, 256, 43]).text
+    assert grade(LIST, 256).right is None
+
+
+def test_functions():
+    assert grade(FUNCTION, lambda q, c: q * c)
+    assert "f(2, 3): 5 is too small" in grade(FUNCTION, lambda q, c: q + c).text
+    assert "raises ZeroDivisionError" in grade(FUNCTION, lambda q, c: q / 0).text
+    assert "finish the function" in grade(FUNCTION, lambda q, c: ...).text
+    assert "without calling it" in grade(FUNCTION, 6).text

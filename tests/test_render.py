@@ -1,0 +1,126 @@
+"""Rendering: what is committed is the same at every run, and has words for every picture."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+from nbclient.exceptions import CellExecutionError
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from g2c_serving.lab import render
+
+PANEL = """
+from g2c_serving.lab.reservation import panel
+show = panel()
+display(show)
+"""
+NOISY = "import time; print(time.perf_counter())"
+
+
+def write(path, *cells):
+    notebook = new_notebook(cells=list(cells), metadata={"widgets": {"state": {}}})
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number}"
+    nbformat.write(notebook, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory):
+    """A small notebook after two renderings, and the text of the file after each."""
+    path = tmp_path_factory.mktemp("with space") / "small.ipynb"
+    measured = new_code_cell(NOISY, metadata={"tags": ["measured"], "collapsed": True})
+    write(
+        path, new_markdown_cell("# Small"), new_code_cell(PANEL), new_code_cell("1 + 1"), measured
+    )
+    assert render.main([str(path)]) == 0
+    first = path.read_text()
+    assert render.main([str(path), "--keep-measured"]) == 0
+    return path, first, path.read_text()
+
+
+def test_a_second_rendering_gives_the_same_file(rendered):
+    _, first, second = rendered
+    assert first == second
+
+
+def test_what_is_written_has_pictures_and_words_but_no_widgets(rendered):
+    path, _, text = rendered
+    notebook = nbformat.read(path, as_version=4)
+    (output,) = notebook.cells[1].outputs
+    assert "300 tokens use 15%" in output.data["text/plain"]
+    assert output.metadata["image/png"]["alt"] == output.data["text/plain"]
+    assert "image/png" in output.data
+    assert "widget" not in text.replace("ipywidgets", "")
+    assert render.flaws(notebook) == []
+    assert notebook.cells[3].metadata == {"tags": ["measured"]}
+    assert [cell.execution_count for cell in render.code_cells(notebook)] == [1, 2, 3]
+
+
+def test_check_passes_what_was_rendered_though_measured_cells_differ(rendered, capsys):
+    path, _, text = rendered
+    assert render.main([str(path), "--check"]) == 0
+    assert "as committed" in capsys.readouterr().out
+    assert path.read_text() == text
+
+
+def test_check_names_the_cell_whose_words_changed(rendered, tmp_path, capsys):
+    notebook = nbformat.read(rendered[0], as_version=4)
+    notebook.cells[2].source = "1 + 2"
+    path = tmp_path / "changed.ipynb"
+    nbformat.write(notebook, path)
+    assert render.main([str(path), "--check"]) == 1
+    out = capsys.readouterr().out
+    assert "cell 2 (cell-2)" in out and "-2" in out and "+3" in out and "cell 3" not in out
+
+
+def test_a_cell_that_fails_stops_the_rendering_and_leaves_the_file(tmp_path):
+    path = write(tmp_path / "bad.ipynb", new_code_cell("1 / 0"))
+    before = path.read_text()
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        render.render(path)
+    assert path.read_text() == before
+
+
+def test_a_new_source_drops_the_kept_measurement():
+    old = new_code_cell(
+        NOISY, metadata={"tags": ["measured"]}, outputs=[new_output("stream", text="1")]
+    )
+    fresh = new_code_cell("print(2)", metadata={"tags": ["measured"]}, id=old.id)
+    fresh.outputs = [new_output("stream", text="2")]
+    cleaned = render.clean(new_notebook(cells=[fresh]), new_notebook(cells=[old]))
+    assert cleaned.cells[0].outputs[0].text == "2"
+
+
+@pytest.mark.parametrize(
+    "output, words",
+    [
+        (new_output("error", ename="ValueError", evalue="x"), "ends in ValueError"),
+        (new_output("display_data", {render.WIDGET_VIEW: {}, "text/plain": "x"}), "widget view"),
+        (new_output("display_data", {"image/png": "aaaa", "text/plain": "x"}), "without words"),
+        (new_output("display_data", {"image/png": "aaaa"}, metadata={"image/png": {"alt": "x"}}),
+         "without words"),
+    ],
+)  # fmt: skip
+def test_flaws(output, words):
+    cell = new_code_cell("x", execution_count=1, outputs=[output])
+    (found,) = render.flaws(new_notebook(cells=[cell]))
+    assert "cell 1" in found and words in found
+
+
+def test_a_cell_that_was_not_run_is_a_flaw():
+    assert render.flaws(new_notebook(cells=[new_code_cell("x")])) == ["cell 1 was not executed"]
+
+
+def test_progress_lines_are_kept_as_their_last_state(tmp_path):
+    counter = "for k in range(3):\n    print(f'\\r{k + 1} of 3', end='', flush=True)\nprint()"
+    path = write(tmp_path / "counter.ipynb", new_code_cell(counter))
+    render.render(path)
+    (cell,) = render.code_cells(nbformat.read(path, as_version=4))
+    assert render.text_of(cell) == ["3 of 3"]
+
+
+def test_an_unknown_notebook_is_refused_with_the_list(capsys):
+    with pytest.raises(SystemExit):
+        render.main(["99_nothing"])
+    assert "'99_nothing'" in capsys.readouterr().err
