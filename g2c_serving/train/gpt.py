@@ -1,0 +1,102 @@
+"""The model while it is trained: a plain torch GPT with autograd, dense and without a KV cache.
+
+The same function as the serving model in `forward/model.py`, written for whole rows of tokens
+instead of pages: pre-norm blocks, learned absolute positions, exact GELU, a tied head whose bias
+stays zero. `state_tensors` gives the weights under the names and shapes of the g2c layout.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+DEFAULT_CONFIG = {
+    "embedding_dim": 256,
+    "num_layers": 4,
+    "num_heads": 4,
+    "max_seq_len": 512,
+    "hidden_dim": 1024,
+}
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward of two layers, each added to the stream it reads."""
+
+    def __init__(self, dim: int, num_heads: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.ln1, self.ln2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+        self.fc1, self.fc2 = nn.Linear(dim, hidden_dim), nn.Linear(hidden_dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, T, D) -> (B, T, D)
+        b, t, d = x.shape
+        qkv = self.qkv(self.ln1(x)).view(b, t, 3, self.num_heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, d)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scores / sqrt(d)
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, t, d))
+        return x + self.fc2(F.gelu(self.fc1(self.ln2(x))))
+
+
+class GPT(nn.Module):
+    """`forward(ids (B, T)) -> logits (B, T, V)`, T at most max_seq_len."""
+
+    def __init__(self, vocab_size: int, config: dict[str, int]) -> None:
+        super().__init__()
+        dim, self.config = config["embedding_dim"], dict(config)
+        self.token_embed = nn.Embedding(vocab_size, dim)
+        self.pos_embed = nn.Embedding(config["max_seq_len"], dim)
+        shape = (dim, config["num_heads"], config["hidden_dim"])
+        self.blocks = nn.ModuleList(Block(*shape) for _ in range(config["num_layers"]))
+        self.ln_final = nn.LayerNorm(dim)
+        self.apply(self._initialize)
+
+    def _initialize(self, module: nn.Module) -> None:
+        """Normal weights of std 0.02, smaller where a block adds to the stream; biases zero."""
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+        if isinstance(module, Block):
+            for last in (module.out, module.fc2):
+                nn.init.normal_(last.weight, std=0.02 / math.sqrt(2 * self.config["num_layers"]))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.token_embed(ids) + self.pos_embed.weight[: ids.shape[1]]  # (B, T, D)
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.ln_final(x), self.token_embed.weight)  # (B, T, V)
+
+
+def state_tensors(model: GPT) -> dict[str, Tensor]:
+    """The weights as float32 under their g2c names; linear weights are (in, out)."""
+    tensors = {
+        "token_embed.weight": model.token_embed.weight,
+        "pos_embed.weight": model.pos_embed.weight,
+        "ln_final.gamma": model.ln_final.weight,
+        "ln_final.beta": model.ln_final.bias,
+        "head_bias": torch.zeros(model.token_embed.num_embeddings),
+    }
+    for i, block in enumerate(model.blocks):
+        (q, k, v), (bq, bk, bv) = block.qkv.weight.chunk(3), block.qkv.bias.chunk(3)
+        linears = {
+            "attn.q_proj": (q, bq),
+            "attn.k_proj": (k, bk),
+            "attn.v_proj": (v, bv),
+            "attn.out_proj": (block.out.weight, block.out.bias),
+            "ffn.fc1": (block.fc1.weight, block.fc1.bias),
+            "ffn.fc2": (block.fc2.weight, block.fc2.bias),
+        }
+        for name, (weight, bias) in linears.items():
+            tensors |= {f"blocks.{i}.{name}.W": weight.T, f"blocks.{i}.{name}.b": bias}
+        for name in ("ln1", "ln2"):
+            norm = getattr(block, name)
+            tensors |= {
+                f"blocks.{i}.{name}.gamma": norm.weight,
+                f"blocks.{i}.{name}.beta": norm.bias,
+            }
+    return {name: t.detach().float().contiguous() for name, t in tensors.items()}
