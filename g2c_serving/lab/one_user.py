@@ -79,11 +79,13 @@ class OneUserModel:
     def _forward(self, ids: Sequence[int], cache: Cache) -> tuple[torch.Tensor, Cache]:
         first = cache[0][0].shape[1]  # the position of ids[0]
         x = self.token_embed[torch.tensor(ids)] + self.pos_embed[first : first + len(ids)]  # (T, D)
-        layers, grown = iter(cache), []
+        grown: Cache = []
+        layers = iter(cache)
         for block in self.blocks:
             if "attn.q_proj.W" in block:  # the blocks that `inflate` adds have none
                 attended, layer = self._attention(_norm(x, block, "ln1"), block, *next(layers))
-                x, grown = x + attended, [*grown, layer]
+                x = x + attended
+                grown.append(layer)
             hidden = F.gelu(_linear(_norm(x, block, "ln2"), block, "ffn.fc1"))
             x = x + _linear(hidden, block, "ffn.fc2")  # (T, D)
         x = F.layer_norm(x, x.shape[-1:], *self.final)
