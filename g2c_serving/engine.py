@@ -107,27 +107,29 @@ class Engine:
     ) -> list[RequestOutput]:
         """Run all prompts to their end: params.n outputs a prompt, in the prompts' order.
 
-        Requests that were added before go on beside them, and their outputs stay theirs.
+        RuntimeError while requests that were added before are unfinished: their outputs would be
+        lost here.
         """
         if isinstance(prompts, str):
             raise TypeError("prompts is one str: pass a list, [prompt]")
-        per_prompt = _one_each(params, len(prompts))
-        added: list[int] = []
+        if self.has_unfinished:
+            raise RuntimeError(
+                f"{len(self._requests)} requests are unfinished: call step() until has_unfinished "
+                "is False, or abort them, before generate()"
+            )
         finished: dict[tuple[int, int], RequestOutput] = {}
         try:
-            added += (self.add(p, s) for p, s in zip(prompts, per_prompt, strict=True))
-            while any(rid in self._requests for rid in added):
+            for prompt, one in zip(prompts, _one_each(params, len(prompts)), strict=True):
+                self.add(prompt, one)
+            while self.has_unfinished:
                 for output in self.step():
                     if output.finish_reason is not None:
                         finished[output.request_id, output.sample_index] = output
         except BaseException:  # a bad prompt, or the learner's interrupt: leave nothing behind
-            for rid in added:
-                if rid in self._requests:
-                    self.abort(rid)
+            for request_id in list(self._requests):
+                self.abort(request_id)
             raise
-        return [
-            finished[rid, i] for rid, s in zip(added, per_prompt, strict=True) for i in range(s.n)
-        ]
+        return [finished[key] for key in sorted(finished)]
 
     def step(self) -> list[RequestOutput]:
         """Advance every running request; the outputs of those that advanced or ended."""

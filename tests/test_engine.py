@@ -242,6 +242,14 @@ def test_generate_with_one_bad_prompt_leaves_nothing_behind():
         e.generate([[1], [2], [3]], [GREEDY] * 2)
 
 
+def test_generate_does_not_swallow_other_requests():
+    e = engine()
+    rid = e.add([1], GREEDY)
+    with pytest.raises(RuntimeError, match="1 requests are unfinished"):
+        e.generate([[2]], GREEDY)
+    assert run(e)[rid].token_ids == continuation([1], 8)
+
+
 def test_an_exception_in_the_forward_ends_that_step_alone():
     """It belongs to no row: all rows of the step end with it, the waiting ones go on."""
     lm = FakeLM()

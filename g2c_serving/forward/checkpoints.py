@@ -29,7 +29,7 @@ from g2c_serving.process.tokenizer import Tokenizer
 INFLATE_WIDTH = 8192  # hidden units of one block that `inflate` adds, about
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LanguageModel:
     """Weights with their tokenizer. `eos_id` ends a text; `model` is the float32 model on the CPU.
 

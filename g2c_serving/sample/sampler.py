@@ -35,6 +35,9 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
 
     logits (M, V), not changed. Minus infinity is a token that cannot be drawn.
     """
+    if logits.device.type == "mps":  # it has no float64
+        logits = logits.cpu()
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     device = logits.device
     temperature = torch.from_numpy(np.maximum(batch.temperature, MIN_TEMPERATURE))
     scaled = logits / temperature.to(device, logits.dtype)[:, None]  # (M, V)
