@@ -47,9 +47,9 @@ def to_gpt2(lm: LanguageModel, dtype: torch.dtype = torch.float32) -> Any:
         layer_norm_epsilon=1e-5,
         bos_token_id=None,
         eos_token_id=None,
-        attn_implementation="sdpa",
     )
-    model = transformers.GPT2LMHeadModel(config).to(dtype)
+    model: Any = transformers.GPT2LMHeadModel(config)
+    model.to(dtype)
     model.load_state_dict({n: w.to(dtype) for n, w in _gpt2_weights(lm).items()}, strict=True)
     return model.eval()
 

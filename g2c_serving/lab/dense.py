@@ -1,0 +1,94 @@
+"""The yardstick: the same model with nothing around it, for requests that march in step.
+
+One batch of requests of equal length, caches of full length reserved for each (what the Brief's
+section 2 says a server cannot afford), fused q, k and v, torch's own attention. No scheduler, no
+pages, no sampler: what a step of the engine costs above this is the price of serving.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.linear import Linear
+
+
+class PlainLinear:
+    """y = x @ weight + bias by `F.linear`, then optionally exact GELU; weight (in, out)."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight, self.bias = weight.T.contiguous(), bias  # (out, in)
+
+    def __call__(self, x: torch.Tensor, gelu: bool = False) -> torch.Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        return F.gelu(y) if gelu else y
+
+
+class DenseModel:
+    """`lm` for `size` requests of up to `max_tokens` tokens, float32, on the CPU.
+
+    linear  `PlainLinear`, or the engine's own `Linear` with its packed weights
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        size: int,
+        max_tokens: int,
+        linear: type[PlainLinear] | type[Linear] = PlainLinear,
+    ) -> None:
+        self.config, self.weights = lm.config, lm.weights
+        d, heads = lm.config.head_dim, lm.config.num_heads
+        self.blocks = [self._block(i, linear) for i in range(lm.config.num_layers)]
+        attention_layers = sum("qkv" in block for block in self.blocks)
+        self.keys = torch.zeros(attention_layers, size, heads, max_tokens, d)  # (L, B, H, T, d)
+        self.values = torch.zeros_like(self.keys)
+        self.head = linear(lm.weights["token_embed.weight"].T, lm.weights["head_bias"])
+        self.length = 0
+
+    def _block(
+        self, i: int, linear: type[PlainLinear] | type[Linear]
+    ) -> dict[str, PlainLinear | Linear]:
+        w, name = self.weights, f"blocks.{i}"
+        block = {
+            "up": linear(w[f"{name}.ffn.fc1.W"], w[f"{name}.ffn.fc1.b"]),
+            "down": linear(w[f"{name}.ffn.fc2.W"], w[f"{name}.ffn.fc2.b"]),
+        }
+        if f"{name}.attn.q_proj.W" in w:
+            parts = [f"{name}.attn.{p}_proj" for p in "qkv"]
+            weight = torch.cat([w[f"{p}.W"] for p in parts], dim=1)
+            block["qkv"] = linear(weight, torch.cat([w[f"{p}.b"] for p in parts]))
+            block["out"] = linear(w[f"{name}.attn.out_proj.W"], w[f"{name}.attn.out_proj.b"])
+        return block
+
+    @torch.inference_mode()
+    def step(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits (B, V) of the last of ids (B, T), which follow what is cached; all are cached."""
+        size, new = ids.shape
+        positions = self.weights["pos_embed.weight"][self.length : self.length + new]  # (T, D)
+        x = (self.weights["token_embed.weight"][ids] + positions).flatten(0, 1)  # (B * T, D)
+        layer = 0
+        for i, block in enumerate(self.blocks):
+            if "qkv" in block:
+                qkv = block["qkv"](self._norm(x, f"blocks.{i}.ln1"))
+                x = x + block["out"](self._attend(qkv.view(size, new, 3, -1), layer))
+                layer += 1
+            x = x + block["down"](block["up"](self._norm(x, f"blocks.{i}.ln2"), gelu=True))
+        self.length += new
+        return self.head(self._norm(x.view(size, new, -1)[:, -1], "ln_final"))
+
+    def _attend(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
+        """Causal attention of qkv (B, T, 3, D) over one layer's cache; (B * T, D)."""
+        q, k, v = qkv.unflatten(-1, (self.config.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        end = self.length + qkv.shape[1]
+        self.keys[layer, :, :, self.length : end] = k  # (B, H, T, d)
+        self.values[layer, :, :, self.length : end] = v
+        keys, values = self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        causal = qkv.shape[1] > 1  # the first pass: nothing is cached before it
+        out = F.scaled_dot_product_attention(q, keys, values, is_causal=causal)  # (B, H, T, d)
+        return out.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        gamma, beta = self.weights[f"{name}.gamma"], self.weights[f"{name}.beta"]
+        return F.layer_norm(x, gamma.shape, gamma, beta)
