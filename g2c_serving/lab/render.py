@@ -16,6 +16,7 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 from g2c_serving.paths import NOTEBOOKS
@@ -137,7 +138,7 @@ def check(path: Path) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Render or check the given notebooks, or all; 1 where a check finds something."""
+    """Render or check these notebooks, or all; 1 where a cell fails or a check finds something."""
     parser = argparse.ArgumentParser("python -m g2c_serving render", description=__doc__)
     parser.add_argument("notebooks", nargs="*", help="paths, or starts of names such as 01")
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
@@ -145,14 +146,23 @@ def main(argv: list[str] | None = None) -> int:
     choice = parser.parse_args(argv)
     bad = 0
     for path in chosen(choice.notebooks, parser):
-        if choice.check:
-            found = check(path)
-            print(f"{path.name}: {'differs' if found else 'as committed'}", *found, sep="\n  ")
-            bad += bool(found)
-        else:
-            changed = render(path, choice.keep_measured)
-            print(f"{path.name}: {'written' if changed else 'unchanged'}", flush=True)
+        try:
+            bad += _one(path, choice)
+        except CellExecutionError as error:
+            print(f"{path.name}: a cell failed; nothing was written\n{error}")
+            bad += 1
     return int(bad > 0)
+
+
+def _one(path: Path, choice: argparse.Namespace) -> bool:
+    """Render or check one notebook and say how it went; True where the check found something."""
+    if choice.check:
+        found = check(path)
+        print(f"{path.name}: {'differs' if found else 'as committed'}", *found, sep="\n  ")
+        return bool(found)
+    changed = render(path, choice.keep_measured)
+    print(f"{path.name}: {'written' if changed else 'unchanged'}", flush=True)
+    return False
 
 
 def chosen(names: list[str], parser: argparse.ArgumentParser) -> list[Path]:

@@ -1,0 +1,129 @@
+"""Who takes part in the benchmark: ways to serve the same prompts greedily from the same weights.
+
+Each is a function from prompts and a number of new tokens to the new ids of each prompt. Cost is
+counted in CPU-seconds of the whole process, all its threads together: on a busy machine that is
+steadier than the clock, and a second thread is not had for nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from g2c_serving.config import EngineConfig
+from g2c_serving.engine import Engine
+from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.lab import gpt2
+from g2c_serving.lab.machine import version
+from g2c_serving.lab.one_user import OneUserModel, generate_cached
+from g2c_serving.request import SamplingParams
+
+Prompts = Sequence[Sequence[int]]
+
+OURS, ONE_BY_ONE, ONE_USER = "ours", "ours, max_num_seqs=1", "one-user loop"
+CONTINUOUS, PADDED = "transformers continuous batching", "transformers padded generate"
+
+
+@dataclass
+class Contestant:
+    """`run(prompts, new_tokens)` gives new ids; `absent` says why it cannot take part, if so."""
+
+    name: str
+    run: Callable[[Prompts, int], list[list[int]]]
+    absent: str | None = None
+
+
+@dataclass
+class Result:
+    """The best of a contestant's runs: (prompt + new) tokens per CPU-second, and the ids."""
+
+    requests: int = 0
+    rate: float = 0.0
+    ids: list[list[int]] | None = None
+
+
+def made_up_prompts(lm: LanguageModel, count: int, length: int) -> list[list[int]]:
+    """Random ordinary ids: neither reserved ones nor, where there are merges, single bytes."""
+    first = min(266, lm.vocab_size // 2)
+    generator = torch.Generator().manual_seed(count * 1000 + length)
+    return torch.randint(first, lm.vocab_size, (count, length), generator=generator).tolist()
+
+
+def ours(lm: LanguageModel, max_num_seqs: int = 128) -> Contestant:
+    """The engine as it is shipped, but for the number of requests that may run at a time."""
+    config = EngineConfig(num_blocks=1280, max_num_seqs=max_num_seqs)
+    engine = Engine(lm, config)
+
+    def run(prompts: Prompts, new_tokens: int) -> list[list[int]]:
+        params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
+        return [output.token_ids for output in engine.generate(list(prompts), params)]
+
+    return Contestant(OURS if max_num_seqs > 1 else ONE_BY_ONE, run)
+
+
+def one_user(lm: LanguageModel) -> Contestant:
+    model = OneUserModel(lm)
+    return Contestant(ONE_USER, lambda prompts, n: [generate_cached(model, p, n) for p in prompts])
+
+
+def transformers_pair(lm: LanguageModel) -> list[Contestant]:
+    """Continuous batching and padded `generate` of transformers; absent where they cannot run."""
+    if version("transformers") == "not installed":
+        return _absent("transformers is not installed")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    model = gpt2.to_gpt2(lm)
+    pair = []
+    for name, serve in ((CONTINUOUS, gpt2.continuous_generate), (PADDED, gpt2.padded_generate)):
+        pair.append(Contestant(name, lambda prompts, n, serve=serve: serve(model, prompts, n)))
+        try:
+            pair[-1].run([[1, 2]], 2)
+        except Exception as err:  # another version of it, with another interface
+            pair[-1].absent = f"transformers {version('transformers')} cannot: {err!r}"
+    return pair
+
+
+def _absent(why: str) -> list[Contestant]:
+    return [Contestant(name, lambda prompts, n: [], why) for name in (CONTINUOUS, PADDED)]
+
+
+def race(
+    entries: Sequence[tuple[Contestant, Prompts]], new_tokens: int, repetitions: int
+) -> dict[str, Result]:
+    """Each contestant's best result; they take turns (A B C, A B C, ...), so that a slow minute of
+    the machine hits them all."""
+    results = {contestant.name: Result(len(prompts)) for contestant, prompts in entries}
+    for _ in range(repetitions):
+        for contestant, prompts in entries:
+            if contestant.absent:
+                continue
+            rate, ids = timed(contestant, prompts, new_tokens)
+            best = results[contestant.name]
+            best.rate, best.ids = max(best.rate, rate), ids
+    return results
+
+
+def timed(
+    contestant: Contestant, prompts: Prompts, new_tokens: int
+) -> tuple[float, list[list[int]]]:
+    """Tokens per CPU-second, prompts included, and the new ids."""
+    gc.collect()
+    start = time.process_time()
+    ids = contestant.run(prompts, new_tokens)
+    spent = time.process_time() - start
+    tokens = sum(len(prompt) + len(new) for prompt, new in zip(prompts, ids, strict=True))
+    return tokens / spent, ids
+
+
+def share_equal(ours_ids: list[list[int]], theirs: list[list[int]]) -> float:
+    """The share of tokens that agree, over the requests that both served."""
+    pairs = [
+        one == other
+        for mine, their in zip(ours_ids, theirs, strict=False)
+        for one, other in zip(mine, their, strict=True)
+    ]
+    return sum(pairs) / len(pairs)

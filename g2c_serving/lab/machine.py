@@ -1,0 +1,58 @@
+"""What this machine is: the words that stand beside every number measured here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from g2c_serving.paths import ROOT
+
+PACKAGES = ("torch", "numpy", "tokenizers", "matplotlib", "ipywidgets", "jupyterlab")
+
+
+def processor() -> str:
+    """The processor's name as its maker gives it, or the machine's kind where there is none."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.split(":", 1)[1] for line in info.read_text().splitlines() if "model name" in line
+        ]
+        return names[0].strip() if names else platform.machine()
+    if sys.platform == "darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return platform.processor() or platform.machine()
+
+
+def version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def environment() -> str:
+    """Which environment this Python is of, without its path (it would stand in saved pages)."""
+    own = Path(sys.prefix).resolve() == (ROOT / ".venv").resolve()
+    return "the course's .venv" if own else "another environment than the course's .venv"
+
+
+def line() -> str:
+    """One line for a caption: processor, cores, system, torch."""
+    cores = os.cpu_count()
+    return f"{processor()}, {cores} cores, {platform.system()}, torch {version('torch')}"
+
+
+def table() -> str:
+    """The versions and the machine, one a line."""
+    rows = {
+        "Python": f"{platform.python_version()}, in {environment()}",
+        "system": f"{platform.system()}, {platform.machine()}",
+        "processor": f"{processor()}, {os.cpu_count()} cores",
+        **{package: version(package) for package in PACKAGES},
+    }
+    return "\n".join(f"{name:11} {text}" for name, text in rows.items())
