@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -24,6 +25,7 @@ from g2c_serving.lab.one_user import OneUserModel, generate_cached
 from g2c_serving.request import SamplingParams
 
 Prompts = Sequence[Sequence[int]]
+Serve = Callable[[Prompts, int], list[list[int]]]
 
 OURS, ONE_BY_ONE, ONE_USER = "ours", "ours, max_num_seqs=1", "one-user loop"
 CONTINUOUS, PADDED = "transformers continuous batching", "transformers padded generate"
@@ -34,7 +36,7 @@ class Contestant:
     """`run(prompts, new_tokens)` gives new ids; `absent` says why it cannot take part, if so."""
 
     name: str
-    run: Callable[[Prompts, int], list[list[int]]]
+    run: Serve
     absent: str | None = None
 
 
@@ -56,7 +58,7 @@ def made_up_prompts(lm: LanguageModel, count: int, length: int) -> list[list[int
 
 def ours(lm: LanguageModel, max_num_seqs: int = 128) -> Contestant:
     """The engine as it is shipped, but for the number of requests that may run at a time."""
-    config = EngineConfig(num_blocks=1280, max_num_seqs=max_num_seqs)
+    config = EngineConfig(num_blocks=640, max_num_seqs=max_num_seqs)
     engine = Engine(lm, config)
 
     def run(prompts: Prompts, new_tokens: int) -> list[list[int]]:
@@ -75,11 +77,12 @@ def transformers_pair(lm: LanguageModel) -> list[Contestant]:
     """Continuous batching and padded `generate` of transformers; absent where they cannot run."""
     if version("transformers") == "not installed":
         return _absent("transformers is not installed")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    for name in ("transformers", "ContinuousBatchingLogger"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     model = gpt2.to_gpt2(lm)
     pair = []
     for name, serve in ((CONTINUOUS, gpt2.continuous_generate), (PADDED, gpt2.padded_generate)):
-        pair.append(Contestant(name, lambda prompts, n, serve=serve: serve(model, prompts, n)))
+        pair.append(Contestant(name, partial(serve, model)))
         try:
             pair[-1].run([[1, 2]], 2)
         except Exception as err:  # another version of it, with another interface

@@ -72,27 +72,29 @@ def padded_generate(
 
 
 def continuous_generate(
-    model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, block_size: int = 16
+    model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, num_blocks: int = 1280
 ) -> list[list[int]]:
     """Greedy new ids from transformers' continuous batching, over pages, with torch's attention.
 
-    ImportError where this transformers does not have it in the form of version 5.17 and later.
+    Its cache is made at the first call and kept with the model, so `num_blocks` (of 16 tokens) must
+    do for all calls. ImportError where this transformers lacks it in the form of 5.17 and later.
     """
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
-    tokens = sum(len(p) + max_new_tokens for p in prompts)
     outputs = model.generate_batch(
         inputs=[list(p) for p in prompts],
         generation_config=GenerationConfig(
             max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
         ),
         continuous_batching_config=ContinuousBatchingConfig(
-            page_size=block_size,
-            num_blocks=-(-tokens // block_size) + 2 * len(prompts),
+            page_size=16,
+            num_blocks=num_blocks,
             max_batch_tokens=256,
             allow_block_sharing=False,
             auto_switch_to_flash=False,
         ),
+        persistent_manager=True,
+        warmup=False,  # for CUDA graphs
     )
     return [output.generated_tokens for output in outputs.values()]
 

@@ -6,6 +6,7 @@ model runs all rows at the mean of those contexts, the same number of keys in al
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -131,16 +132,15 @@ def compare(
 
 
 def profile(lm: LanguageModel, requests: int, prompt_len: int, steps: int) -> dict[str, float]:
-    """Shares of a decode step's CPU time by what it is for, as torch's profiler sees it: an
+    """Shares of a decode step's time by what it is for, as torch's profiler sees it: each
     operator's own time; `Python and the rest` is what lies between operators."""
-    engine = filled(lm, requests, prompt_len, new_tokens=2 * steps + 64)
+    engine = filled(lm, requests, prompt_len, new_tokens=steps + 64)
     engine_steps(engine, requests, most=4)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    start = time.process_time()
-    with torch.profiler.profile(activities=activities) as profiler:
-        start = time.process_time()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # it would tell of its start on the screen
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        start = time.perf_counter()
         engine_steps(engine, requests, most=steps)
-        spent = time.process_time() - start
+        spent = time.perf_counter() - start
     parts: dict[str, float] = defaultdict(float)
     for event in profiler.key_averages():
         kind = next((kind for part, kind in KINDS.items() if part in event.key), "other operators")

@@ -1,0 +1,183 @@
+"""`python -m g2c_serving bench`: speed as ratios, all from one run on one machine.
+
+Same weights, float32, greedy, one thread, CPU-seconds. The absolute numbers are this machine's;
+the ratios are what the engine is held to, and a row that falls short says so. Brief, "The change of
+perspective" and section 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from g2c_serving.forward.checkpoints import LanguageModel, inflate, load
+from g2c_serving.lab import contestants, machine, step_times
+from g2c_serving.lab.bench_report import Line, Report, Sizes, table
+from g2c_serving.lab.contestants import (
+    ONE_BY_ONE,
+    ONE_USER,
+    OURS,
+    Contestant,
+    Result,
+    made_up_prompts,
+    race,
+    share_equal,
+)
+
+QUICK = Sizes(4, 8, 8, 1, 2, 1, 30, (1, 4), 4, (8, 32), 2)
+
+
+def measure(lm: LanguageModel, sizes: Sizes) -> Report:
+    """Run everything, in about three minutes at full size on an idle machine."""
+    packages = ("torch", "numpy", "transformers")
+    versions = {"python": sys.version.split()[0]} | {p: machine.version(p) for p in packages}
+    report = Report(f"{machine.line()}{_load()}", versions, lm.name, sizes)
+    start = time.perf_counter()
+    with _one_thread():
+        big = inflate(lm, sizes.megabytes)
+        others = contestants.transformers_pair(lm)
+        report.lines += race_lines(lm, others, sizes)
+        report.lines += inflated_lines(big, sizes)
+        report.lines += step_lines(lm, sizes)
+        everybody = [contestants.ours(lm), contestants.one_user(lm), *others]
+        few = sizes.context_requests
+        report.by_requests = [growth(lm, everybody, n, sizes.prompt, sizes) for n in sizes.growth]
+        report.by_context = [growth(lm, everybody, few, n, sizes) for n in sizes.contexts]
+        report.by_requests_inflated = [step_growth(big, n, prompt_len=8) for n in sizes.growth]
+        _progress("profile")
+        report.profile = step_times.profile(lm, sizes.requests, sizes.prompt, steps=16)
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def race_lines(lm: LanguageModel, others: list[Contestant], sizes: Sizes) -> list[Line]:
+    """All contestants on the model as it is."""
+    _progress(f"{lm.name}, {sizes.repetitions} rounds")
+    results = _race(lm, others, sizes.loop_requests, sizes)
+    lines = _against_loop(lm.name, results, 4)
+    for other, bar in zip(others, (3, 1.5), strict=True):
+        name = f"{lm.name}: ours / {other.name}"
+        if other.absent:
+            lines.append(Line(name, bar, None, other.absent))
+        else:
+            lines.append(_ratio(name, bar, results[OURS], results[other.name]))
+    return lines
+
+
+def inflated_lines(big: LanguageModel, sizes: Sizes) -> list[Line]:
+    """Ours and the loop on the model blown up beyond the processor's cache."""
+    _progress(f"{big.name}, {sizes.repetitions} rounds")
+    return _against_loop(big.name, _race(big, [], sizes.loop_requests_big, sizes), 8)
+
+
+def step_lines(lm: LanguageModel, sizes: Sizes) -> list[Line]:
+    """A decode step of all requests against the dense forward; Python's part of it."""
+    _progress("decode steps")
+    ms = step_times.compare(lm, sizes.requests, sizes.prompt, sizes.new, sizes.repetitions)
+    lines = []
+    for kind, bar in (("dense", 1.25), ("dense_packed", None)):
+        name = f"{lm.name}: step of {sizes.requests} requests / {kind.replace('_', ' ')} forward"
+        note = f"{ms['ours']:.2f} / {ms[kind]:.2f} ms, mean context {ms['context']:.0f}"
+        lines.append(Line(name, bar, ms["ours"] / ms[kind], note, at_most=True))
+    name = f"{lm.name}: Python outside forward and sampler / step"
+    note = f"{ms['python']:.2f} / {ms['ours']:.2f} ms"
+    return [*lines, Line(name, 0.15, ms["python"] / ms["ours"], note, at_most=True)]
+
+
+def growth(
+    lm: LanguageModel, everybody: list[Contestant], requests: int, prompt_len: int, sizes: Sizes
+) -> dict[str, float]:
+    """Rates (tokens per CPU-second) and step times (ms) at one number of requests and one prompt
+    length; the one-user loop serves one of the requests."""
+    _progress(f"{requests} requests of {prompt_len} + {sizes.growth_new} tokens")
+    prompts = made_up_prompts(lm, requests, prompt_len)
+    entries = [
+        (one, prompts[:1] if one.name == ONE_USER else prompts)
+        for one in everybody
+        if not one.absent
+    ]
+    rounds = 2 if requests < 8 else 1
+    results = race(entries, sizes.growth_new, rounds)
+    ms = step_times.compare(lm, requests, prompt_len, sizes.growth_new, rounds)
+    row: dict[str, float] = {"requests": requests, "prompt": prompt_len}
+    row |= {name: result.rate for name, result in results.items()}
+    row |= {"step ms": ms["ours"], "dense ms": ms["dense"]}
+    return row | {"step / dense": ms["ours"] / ms["dense"], "Python": ms["python"] / ms["ours"]}
+
+
+def step_growth(lm: LanguageModel, requests: int, prompt_len: int) -> dict[str, float]:
+    """Decode steps alone, at one number of requests."""
+    _progress(f"{lm.name}: steps of {requests} requests")
+    ms = step_times.compare(lm, requests, prompt_len, new_tokens=8, repetitions=2)
+    return {
+        "requests": requests,
+        "step ms": ms["ours"],
+        "dense ms": ms["dense"],
+        "dense packed ms": ms["dense_packed"],
+        "step / dense": ms["ours"] / ms["dense"],
+        "tokens per CPU-second": 1e3 * requests / ms["ours"],
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table, or JSON; always 0, since times are shown and not asserted."""
+    parser = argparse.ArgumentParser("python -m g2c_serving bench", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.add_argument("--quick", action="store_true", help="only to see that it runs: sizes too small to judge")
+    parser.add_argument("--model", default="tiny", help="a shipped model or an artifact folder")
+    choice = parser.parse_args(argv)
+    report = measure(load(choice.model), QUICK if choice.quick else Sizes())
+    print(report.as_json() if choice.json else table(report))
+    return 0
+
+
+def _race(
+    lm: LanguageModel, others: list[Contestant], loop_requests: int, sizes: Sizes
+) -> dict[str, Result]:
+    """Ours, ours one by one and the loop (these two on `loop_requests` of the prompts), others."""
+    prompts = made_up_prompts(lm, sizes.requests, sizes.prompt)
+    entries = [(one, prompts) for one in (contestants.ours(lm), *others)]
+    singles = (contestants.ours(lm, max_num_seqs=1), contestants.one_user(lm))
+    entries += [(one, prompts[:loop_requests]) for one in singles]
+    return race(entries, sizes.new, sizes.repetitions)
+
+
+def _against_loop(model: str, results: dict[str, Result], bar: float) -> list[Line]:
+    return [
+        _ratio(f"{model}: {name} / {ONE_USER}", name_bar, results[name], results[ONE_USER])
+        for name, name_bar in ((OURS, bar), (ONE_BY_ONE, None))
+    ]
+
+
+def _ratio(name: str, bar: float | None, mine: Result, other: Result) -> Line:
+    assert mine.ids is not None and other.ids is not None
+    note = f"{mine.rate:,.0f} / {other.rate:,.0f} tokens per CPU-second"
+    if mine.requests != other.requests:
+        note += f", the latter on {other.requests} of the requests"
+    note += f"; {share_equal(mine.ids, other.ids):.1%} of tokens equal"
+    return Line(name, bar, mine.rate / other.rate, note)
+
+
+def _load() -> str:
+    """How busy the machine is, where the system tells."""
+    return f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _progress(what: str) -> None:
+    print(f"bench: {what}", file=sys.stderr, flush=True)

@@ -1,0 +1,114 @@
+"""The benchmark's result: ratios beside their bars, how things grow; as text or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+
+MEETS, SHORT = "meets", "falls short"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much one run of the benchmark does."""
+
+    requests: int = 64
+    prompt: int = 64
+    new: int = 64
+    repetitions: int = 3
+    loop_requests: int = 8  # of the same prompts, for what serves one at a time: a rate
+    loop_requests_big: int = 2
+    megabytes: float = 150
+    growth: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+    growth_new: int = 16
+    contexts: tuple[int, ...] = (32, 128, 256, 448)
+    context_requests: int = 16
+
+
+@dataclass(frozen=True)
+class Line:
+    """One ratio beside its bar. `at_most` turns the comparison round; a bar of None only shows."""
+
+    name: str
+    bar: float | None
+    measured: float | None
+    note: str
+    at_most: bool = False
+
+    @property
+    def verdict(self) -> str:
+        if self.bar is None or self.measured is None:
+            return "shown" if self.bar is None else "not measured"
+        low, high = sorted((self.bar, self.measured))
+        return MEETS if (low if self.at_most else high) == self.measured else SHORT
+
+
+@dataclass
+class Report:
+    machine: str
+    versions: dict[str, str]
+    model: str
+    sizes: Sizes
+    lines: list[Line] = field(default_factory=list)
+    by_requests: list[dict[str, float]] = field(default_factory=list)
+    by_requests_inflated: list[dict[str, float]] = field(default_factory=list)
+    by_context: list[dict[str, float]] = field(default_factory=list)
+    profile: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def as_json(self) -> str:
+        content = asdict(self)
+        content["lines"] = [asdict(line) | {"verdict": line.verdict} for line in self.lines]
+        return json.dumps(content, indent=1)
+
+
+def table(report: Report) -> str:
+    """The report as text."""
+    s = report.sizes
+    versions = ", ".join(f"{name} {value}" for name, value in report.versions.items())
+    ratios = [("ratio", "bar", "measured", "verdict", "from")]
+    for line in report.lines:
+        ratios.append((line.name, _bar(line), _number(line.measured), line.verdict, line.note))
+    shares = [f"{name} {share:.0%}" for name, share in report.profile.items()]
+    return "\n".join(
+        [
+            f"{s.requests} requests of {s.prompt} + {s.new} tokens, greedy, float32, one thread.",
+            "Rates are (prompt + new) tokens per CPU-second; each is the best of "
+            f"{s.repetitions} rounds, in which all take turns.",
+            f"Measured here: {report.machine}; {versions}; {report.seconds:.0f} s",
+            "",
+            *_aligned(ratios),
+            "",
+            f"How it grows, with {s.growth_new} new tokens a request (fewer rounds, so rougher):",
+            *_aligned(_grid(report.by_requests)),
+            "",
+            *_aligned(_grid(report.by_context)),
+            "",
+            f"Decode steps with the weights inflated to {s.megabytes:g} MB:",
+            *_aligned(_grid(report.by_requests_inflated)),
+            "",
+            f"A decode step of {s.requests} requests, by operator: {', '.join(shares)}",
+        ]
+    )
+
+
+def _bar(line: Line) -> str:
+    if line.bar is None:
+        return ""
+    return f"at {'most' if line.at_most else 'least'} {_number(line.bar)}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def _grid(rows: list[dict[str, float]]) -> list[tuple[str, ...]]:
+    head = tuple(rows[0])
+    return [head, *(tuple(_number(row[name]) for name in head) for row in rows)]
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
