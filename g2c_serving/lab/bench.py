@@ -129,7 +129,9 @@ def main(argv: list[str] | None = None) -> int:
     """Print the table, or JSON; always 0, since times are shown and not asserted."""
     parser = argparse.ArgumentParser("python -m g2c_serving bench", description=__doc__)
     parser.add_argument("--json", action="store_true", help="the same as JSON")
-    parser.add_argument("--quick", action="store_true", help="only to see that it runs: sizes too small to judge")
+    parser.add_argument(
+        "--quick", action="store_true", help="too small to judge by: only to see it run"
+    )
     parser.add_argument("--model", default="tiny", help="a shipped model or an artifact folder")
     choice = parser.parse_args(argv)
     report = measure(load(choice.model), QUICK if choice.quick else Sizes())
