@@ -52,7 +52,7 @@ class Linear:
         plain = F.linear(probe, self.weight, self.bias)
         try:
             packed = self._packed_linear(probe, gelu=True)
-        except (RuntimeError, TypeError):
+        except (AttributeError, RuntimeError, TypeError):
             return False
         return torch.allclose(packed, F.gelu(plain), rtol=1e-4, atol=1e-4)
 
