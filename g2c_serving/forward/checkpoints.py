@@ -158,9 +158,12 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; {_remedy(folder)}")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("not a JSON object")
     except ValueError as err:
         raise ValueError(f"{path} is damaged ({err}); {_remedy(folder)}") from err
+    return content
 
 
 def _load_folder(folder: Path) -> LanguageModel:
@@ -171,7 +174,7 @@ def _load_folder(folder: Path) -> LanguageModel:
     vocab_size = content.get("vocab_size", manifest.get("vocab_size"))
     try:
         config = ModelConfig(vocab_size=vocab_size, **content["model_config"])
-    except (KeyError, TypeError) as err:
+    except (KeyError, TypeError, ValueError) as err:
         raise ValueError(
             f"{folder / 'config.json'} is damaged ({err!r}); {_remedy(folder)}"
         ) from err

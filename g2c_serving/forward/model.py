@@ -12,7 +12,7 @@ Left out: the experts, window layers and low precision of V4.1-Flash.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from g2c_serving.forward.attention import Group, attend, plan_groups
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.linear import Linear
+from g2c_serving.request import require_int
 
 LAYER_NORM_EPS = 1e-5
 Weights = Mapping[str, torch.Tensor]
@@ -28,7 +29,10 @@ Weights = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes, under the parent course's names. `max_seq_len` is the context limit in tokens."""
+    """Sizes, under the parent course's names. `max_seq_len` is the context limit in tokens.
+
+    ValueError for a size that is no positive integer, or heads that do not divide the width.
+    """
 
     vocab_size: int
     embedding_dim: int
@@ -36,6 +40,14 @@ class ModelConfig:
     num_heads: int
     max_seq_len: int
     hidden_dim: int
+
+    def __post_init__(self) -> None:
+        for size in fields(self):
+            require_int(size.name, getattr(self, size.name), 1)
+        if self.embedding_dim % self.num_heads:
+            raise ValueError(
+                f"num_heads={self.num_heads} must divide embedding_dim={self.embedding_dim}"
+            )
 
     @property
     def head_dim(self) -> int:
