@@ -28,6 +28,7 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / "course-setup.sha256"
 LOG = VENV / "course-install.log"
 FIRST = "notebooks/00_start_here.ipynb"
+PAGE_CONFIG = "etc/jupyter/labconfig/page_config.json"  # of JupyterLab, inside .venv
 
 OLDEST, NEWEST = (3, 11), (3, 13)
 TESTED = "3.11, 3.12 and 3.13"
@@ -112,6 +113,7 @@ def set_up() -> None:
             f"\nFor the small build, stop with Ctrl+C and run:  {CPU_LINE}"
         )
     install()
+    silence_news(VENV / PAGE_CONFIG)
     STAMP.write_text(setup_hash())
 
 
@@ -159,6 +161,13 @@ def install() -> None:
         sys.exit("\n".join(lines[-15:] + ["", *install_remedies(shutil.disk_usage(ROOT).free)]))
 
 
+def silence_news(config: Path) -> None:
+    """No question about Jupyter's news feed over the first page (this environment only)."""
+    config.parent.mkdir(parents=True, exist_ok=True)
+    off = {"@jupyterlab/apputils-extension:announcements": True}
+    config.write_text(json.dumps({"disabledExtensions": off}))
+
+
 def show_progress(begin: float, free: int, end: str = "") -> None:
     """One line, written over itself on a terminal; elsewhere only its last state."""
     if not (end or sys.stdout.isatty()):
@@ -201,8 +210,8 @@ def start(extra: list[str]) -> int:
         options.append("--no-browser")
         print("No screen here: open the address that JupyterLab prints below in a browser.")
     print("Stop with Ctrl+C in this window.", flush=True)
-    command = [PYTHON, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}", FIRST, *options]
-    return run(command)
+    command = [PYTHON, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}"]
+    return run([*command, f"--LabApp.default_url=/lab/tree/{FIRST}", *options])
 
 
 def has_display() -> bool:

@@ -198,3 +198,27 @@ def test_doctor_survives_an_environment_whose_python_dies(course, copy, monkeypa
     course.probe_environment(facts)
     (found,) = course.check_packages(facts)
     assert "no such luck" in found.what
+
+
+def test_start_leads_to_the_first_notebook(course, monkeypatch, capsys):
+    started = []
+    monkeypatch.setattr(course, "set_up", lambda: None)
+    monkeypatch.setattr(course, "run", lambda command: started.extend(command) or 0)
+    monkeypatch.setattr(course, "has_display", lambda: False)
+    assert course.main(["start", "--port=8890"]) == 0
+    assert "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb" in started
+    assert "--port=8890" in started and "--no-browser" in started
+    assert "open the address" in capsys.readouterr().out
+    if hasattr(course.os, "geteuid"):
+        assert ("--allow-root" in started) == (course.os.geteuid() == 0)
+
+
+@pytest.mark.parametrize(
+    "words, given", [([], []), (["--slow"], ["-m", "slow"]), (["-k", "panel"], ["-k", "panel"])]
+)
+def test_words_after_test_go_to_pytest(course, monkeypatch, words, given):
+    started = []
+    monkeypatch.setattr(course, "set_up", lambda: None)
+    monkeypatch.setattr(course, "run", lambda command: started.extend(command) or 0)
+    course.main(["test", *words])
+    assert started[1:] == ["-m", "pytest", *given]
