@@ -101,6 +101,7 @@ def race(
     the machine hits them all."""
     results = {contestant.name: Result(len(prompts)) for contestant, prompts in entries}
     for _ in range(repetitions):
+        gc.collect()
         for contestant, prompts in entries:
             if contestant.absent:
                 continue
@@ -114,7 +115,6 @@ def timed(
     contestant: Contestant, prompts: Prompts, new_tokens: int
 ) -> tuple[float, list[list[int]]]:
     """Tokens per CPU-second, prompts included, and the new ids."""
-    gc.collect()
     start = time.process_time()
     ids = contestant.run(prompts, new_tokens)
     spent = time.process_time() - start
