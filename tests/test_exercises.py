@@ -31,6 +31,8 @@ def no_misses():
         ("00.blocks", 8, 7),
         ("01.step_time", 13.21, 10.0),  # 1000 * 3.25 / 246
         ("01.one_more_request", 0.0574, 0.206),  # (13.21 - 10.00) / 56
+        ("01.largest_chunk", 69, 70),  # 0.0001 * 69^2 + 0.08 * 69 = 5.996; of 70 tokens 6.09
+        ("01.long_prompt", 25, 24),  # 200,000 / (8,192 - 64) = 24.6
     ],
 )
 def test_registered_exercises(name, right, wrong):

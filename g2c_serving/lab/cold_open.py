@@ -18,7 +18,15 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.lab import lanes
 from g2c_serving.lab.one_user import OneUserModel, argmax, generate_cached
-from g2c_serving.lab.plots import Picture, line, new_figure, picture, source_note, style
+from g2c_serving.lab.plots import (
+    Picture,
+    line,
+    new_figure,
+    picture,
+    plain_ticks,
+    source_note,
+    style,
+)
 from g2c_serving.lab.workload import Arrival, Life, Run, run
 from g2c_serving.request import SamplingParams
 
@@ -126,7 +134,7 @@ def prefill_race(
         axes.set(xlabel="tokens of the prompt", ylabel="ms to the first token", xticks=lengths)
         axes.set_xticks(lengths, [str(n) for n in lengths])
         axes.minorticks_off()
-        axes.yaxis.set_major_formatter("{x:,g}")
+        plain_ticks(axes.yaxis)
         axes.legend()
         source_note(axes, "Measured here")
     return picture(

@@ -15,10 +15,12 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
+from matplotlib.ticker import LogLocator
 from PIL import Image
 
 BLUE, ORANGE, GREEN, PINK, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000"
@@ -94,6 +96,13 @@ class Blocks(PathPatch):
         points = np.stack([np.stack(corner, -1) for corner in corners], 1)  # (n, 5, 2)
         codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
         self.set_path(Path(points.reshape(-1, 2), np.tile(codes, len(x))))
+
+
+def plain_ticks(axis: Axis) -> None:
+    """1, 2, 5, 10 and so on, written out, on a logarithmic axis."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:,g}")
+    axis.set_minor_formatter("")
 
 
 def source_note(axes: Axes, label: str, where: str = "") -> None:

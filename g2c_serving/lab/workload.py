@@ -173,6 +173,19 @@ def _note(result: Run, outputs: Sequence) -> None:
             life.ids = output.token_ids
 
 
+def in_ms(found: Run) -> Run:
+    """A run on the clock of steps, with every time in the ms that its steps took here."""
+    ends = np.cumsum([record.total_ms for record in found.steps]).tolist()
+    steps = [0.0, *(end for _, end in found.spans)]
+
+    def ms(times: Sequence[float]) -> list[float]:
+        return np.interp(times, steps, [0.0, *ends]).tolist()
+
+    lives = [Life(*ms([v.arrived, v.started]), ms(v.tokens), v.ids) for v in found.lives]
+    spans = [(start, end) for start, end in zip([0.0, *ends[:-1]], ends, strict=True)]
+    return Run(lives, found.steps, spans, found.order)
+
+
 class DryEngine(Engine):
     """The engine without its two middle phases: it schedules and processes, and computes nothing.
 
