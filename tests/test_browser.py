@@ -27,6 +27,12 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium: apt-get insta
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 KERNEL_IDLE = "jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+SCROLL_TO_PANEL = """() => {
+    const notebook = window.jupyterapp.shell.currentWidget.content;
+    const place = notebook.widgets.findIndex(
+        cell => cell.model.sharedModel.source.includes("reservation.panel()"));
+    return notebook.scrollToItem(place, "start");
+}"""
 PICTURE = ".jp-OutputArea-output .widget-html img, .jp-OutputArea-output .jupyter-widgets img"
 LIMIT_S = 1.5
 
@@ -84,9 +90,10 @@ def page(lab, tmp_path_factory):
         page.goto(f"{lab}/doc/tree/00_start_here.ipynb")
         page.wait_for_function(f"window.{KERNEL_IDLE}", timeout=60_000)
         page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
-        page.locator(PICTURE).first.wait_for(timeout=60_000)
+        page.locator(PICTURE).first.wait_for(state="attached", timeout=60_000)
         page.wait_for_function(f"window.{KERNEL_IDLE}", timeout=60_000)
-        page.locator(PICTURE).first.scroll_into_view_if_needed()
+        page.evaluate(SCROLL_TO_PANEL)  # some versions of JupyterLab hide what is out of sight
+        page.locator(PICTURE).first.wait_for()
         page.wait_for_timeout(500)
         yield page
         browser.close()
