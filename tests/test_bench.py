@@ -15,7 +15,7 @@ from g2c_serving.lab.contestants import Contestant, made_up_prompts, race, share
 from g2c_serving.lab.dense import DenseModel, PlainLinear
 from g2c_serving.lab.one_user import OneUserModel
 
-SMALL = Sizes(3, 6, 4, 1, 2, 1, 1.0, (1, 2), 3, (5,), 2)
+SMALL = Sizes(3, 6, 4, 1, 1, 2, 1, 1.0, (1, 2), 3, (5,), 2)
 BARS = {  # what the engine is held to, in the table's order
     "random: ours / one-user loop": 4,
     "random: ours, max_num_seqs=1 / one-user loop": None,

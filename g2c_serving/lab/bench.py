@@ -30,7 +30,7 @@ from g2c_serving.lab.contestants import (
     share_equal,
 )
 
-QUICK = Sizes(4, 8, 8, 1, 2, 1, 30, (1, 4), 4, (8, 32), 2)
+QUICK = Sizes(4, 8, 8, 1, 1, 2, 1, 30, (1, 4), 4, (8, 32), 2)
 
 
 def measure(lm: LanguageModel, sizes: Sizes) -> Report:
@@ -59,7 +59,7 @@ def measure(lm: LanguageModel, sizes: Sizes) -> Report:
 def race_lines(lm: LanguageModel, others: list[Contestant], sizes: Sizes) -> list[Line]:
     """All contestants on the model as it is."""
     _progress(f"{lm.name}, {sizes.repetitions} rounds")
-    results = _race(lm, others, sizes.loop_requests, sizes)
+    results = _race(lm, others, sizes.loop_requests, sizes, sizes.repetitions)
     lines = _against_loop(lm.name, results, 4)
     for other, bar in zip(others, (3, 1.5), strict=True):
         name = f"{lm.name}: ours / {other.name}"
@@ -72,8 +72,9 @@ def race_lines(lm: LanguageModel, others: list[Contestant], sizes: Sizes) -> lis
 
 def inflated_lines(big: LanguageModel, sizes: Sizes) -> list[Line]:
     """Ours and the loop on the model blown up beyond the processor's cache."""
-    _progress(f"{big.name}, {sizes.repetitions} rounds")
-    return _against_loop(big.name, _race(big, [], sizes.loop_requests_big, sizes), 8)
+    _progress(f"{big.name}, {sizes.repetitions_big} rounds")
+    results = _race(big, [], sizes.loop_requests_big, sizes, sizes.repetitions_big)
+    return _against_loop(big.name, results, 8)
 
 
 def step_lines(lm: LanguageModel, sizes: Sizes) -> list[Line]:
@@ -140,14 +141,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _race(
-    lm: LanguageModel, others: list[Contestant], loop_requests: int, sizes: Sizes
+    lm: LanguageModel, others: list[Contestant], loop_requests: int, sizes: Sizes, rounds: int
 ) -> dict[str, Result]:
     """Ours, ours one by one and the loop (these two on `loop_requests` of the prompts), others."""
     prompts = made_up_prompts(lm, sizes.requests, sizes.prompt)
     entries = [(one, prompts) for one in (contestants.ours(lm), *others)]
     singles = (contestants.ours(lm, max_num_seqs=1), contestants.one_user(lm))
     entries += [(one, prompts[:loop_requests]) for one in singles]
-    return race(entries, sizes.new, sizes.repetitions)
+    return race(entries, sizes.new, rounds)
 
 
 def _against_loop(model: str, results: dict[str, Result], bar: float) -> list[Line]:

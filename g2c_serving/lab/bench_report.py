@@ -17,13 +17,14 @@ class Sizes:
     prompt: int = 64
     new: int = 64
     repetitions: int = 3
+    repetitions_big: int = 2  # with the inflated weights
     loop_requests: int = 8  # of the same prompts, for what serves one at a time: a rate
     loop_requests_big: int = 2
     megabytes: float = 150
     growth: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     growth_new: int = 16
     contexts: tuple[int, ...] = (32, 128, 256, 448)
-    context_requests: int = 16
+    context_requests: int = 8
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def table(report: Report) -> str:
         [
             f"{s.requests} requests of {s.prompt} + {s.new} tokens, greedy, float32, one thread.",
             "Rates are (prompt + new) tokens per CPU-second; each is the best of "
-            f"{s.repetitions} rounds, in which all take turns.",
+            f"{s.repetitions} rounds in turn ({s.repetitions_big} with inflated weights).",
             f"Measured here: {report.machine}; {versions}; {report.seconds:.0f} s",
             "",
             *_aligned(ratios),
