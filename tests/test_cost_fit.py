@@ -56,13 +56,13 @@ def test_chunks_cover_the_prompt_and_are_the_largest_that_fit():
 
 
 def test_the_panel_takes_the_decode_rows_off_first():
-    """8 rows with 100 tokens each: 1 + 0.8 + 0.8 = 2.6 ms. With 2.9 ms left and nothing cached,
-    0.0002 q^2 + 0.05 q = 2.9 gives q = 48.6."""
+    """8 rows with 100 tokens each: 1 + 0.8 + 0.8 = 2.6 ms. With 3.4 ms left and nothing cached,
+    0.0002 q^2 + 0.05 q = 3.4 gives q = 55.7."""
     panel = cost_fit.panel(Fit(MODEL, shapes(), (1.0,) * len(shapes())))
     panel.controls["rows"].value = 8
-    panel.controls["budget"].value = 5.5
-    assert "take 2.6 of 5.5 ms" in panel.text
-    assert "first chunk has 48 tokens" in panel.text
+    panel.controls["budget"].value = 6
+    assert "take 2.6 of 6 ms" in panel.text
+    assert "first chunk has 55 tokens" in panel.text
     panel.controls["rows"].value = 64
     assert "one block of the prompt" in panel.text
 

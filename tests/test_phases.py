@@ -45,10 +45,16 @@ def other(curve):
 def test_the_table_has_the_brief_s_ratios_beside_ours():
     """1.33 and about 6 stand in the Brief's text for decode, 1.5 and about 11 for prefill."""
     table = phases.compare((DECODE, PREFILL), (other(DECODE), other(PREFILL)))
-    rows = {line.split("|")[1].strip(): line.split("|")[2:5] for line in table.splitlines()}
-    cells = [c.strip() for c in rows["decode, 8 to 64 requests: tokens per second"]]
-    assert cells == ["6.06x", "2.00x", "2.00x"]
-    assert rows["decode, 8 to 64 requests: a step takes"][0].strip() == "1.32x"
-    assert rows["prefill, 16 times the tokens: tokens per second"][0].strip() == "1.50x"
-    assert rows["prefill, 16 times the tokens: a step takes"][0].strip() == "10.67x"
-    assert "Derived" in table and "Measured here" in table
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["decode, 8 to 64 requests: tokens per second"] == ("6.06x", "2.00x", "2.00x")
+    assert rows["decode, 8 to 64 requests: a step takes"] == ("1.32x", "4.00x", "4.00x")
+    assert rows["prefill, 16 times the tokens: tokens per second"] == ("1.50x", "1.00x", "1.00x")
+    assert rows["prefill, 16 times the tokens: a step takes"] == ("10.67x", "16.00x", "16.00x")
+    assert "Derived" in table.head[1] and "Measured here" in table.head[2]
+
+
+def test_the_decode_table_is_the_brief_s_with_ours_beside():
+    table = phases.decode_table(DECODE)
+    assert table.rows[0] == ("8", "325 tok/s", "10.0 ms", "2,600 tok/s", "5.0 ms", "1,600 tok/s")
+    assert table.rows[1][:4] == ("64", "246 tok/s", "13.2 ms", "15,744 tok/s")
+    assert table.rows[2][1:] == ("103 tok/s", "31.6 ms", "26,368 tok/s", *["not measured"] * 2)

@@ -19,6 +19,7 @@ from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.lab import lanes, workload
 from g2c_serving.lab.panel import Panel, slider
 from g2c_serving.lab.plots import source_note
+from g2c_serving.lab.table import Table
 from g2c_serving.lab.workload import Run
 
 REQUESTS = 10
@@ -89,8 +90,8 @@ def _update(art: dict[str, Any], lm: LanguageModel, seats: int, gap: int, longes
     )
 
 
-def race(lm: LanguageModel, seats: int = 4, gap_ms: float = 2.0, longest: int = 40) -> str:
-    """The same comparison with the model and in ms, as a table in Markdown (Measured here)."""
+def race(lm: LanguageModel, seats: int = 4, gap_ms: float = 2.0, longest: int = 40) -> Table:
+    """The same comparison with the model and in ms (Measured here)."""
     static, continuous = both(lm, seats, gap_ms, longest, clock="ms")
     rows = [
         ("time to first token, mean", static.first_token, continuous.first_token, "ms"),
@@ -98,6 +99,7 @@ def race(lm: LanguageModel, seats: int = 4, gap_ms: float = 2.0, longest: int = 
         ("throughput", 1e3 * static.throughput, 1e3 * continuous.throughput, "tokens/s"),
         ("all done after", static.duration, continuous.duration, "ms"),
     ]
-    lines = [f"| {lm.name}, Measured here | static | continuous |", "|---|---:|---:|"]
-    lines += [f"| {what} | {a:,.1f} {unit} | {b:,.1f} {unit} |" for what, a, b, unit in rows]
-    return "\n".join(lines)
+    return Table(
+        (f"{lm.name}, Measured here", "static", "continuous"),
+        [(what, f"{a:,.1f} {unit}", f"{b:,.1f} {unit}") for what, a, b, unit in rows],
+    )

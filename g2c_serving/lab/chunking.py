@@ -85,6 +85,7 @@ def _draw(figure: Figure, end: float) -> dict[str, Any]:
     axes = figure.subplots()
     kinds = (lanes.PREFILL, lanes.DECODE)
     drawn = lanes.Lanes(axes, kinds, DECODERS + 1)
+    drawn.artists[lanes.DECODE].set_linewidth(0)  # a white edge would hide so thin a mark
     axes.set(xlim=(0, 1.02 * end), xlabel="ms")
     users = [f"user {i + 1}" for i in range(DECODERS)]
     axes.set_yticks(range(DECODERS + 1), [*users, "long prompt"])

@@ -30,7 +30,7 @@ from g2c_serving.lab.plots import (
 from g2c_serving.lab.workload import Arrival, Life, Run, run
 from g2c_serving.request import SamplingParams
 
-USERS, NEW_TOKENS = 64, 32
+USERS, NEW_TOKENS = 64, 24
 LOOP = "its turn"
 
 
@@ -117,7 +117,7 @@ def _served(axes: Axes, found: Run, name: str) -> None:
 
 
 def prefill_race(
-    lm: LanguageModel, lengths: Sequence[int] = (8, 32, 128, 448), repeats: int = 3
+    lm: LanguageModel, lengths: Sequence[int] = (8, 32, 128, 448), repeats: int = 2
 ) -> Picture:
     """One request's prompt, token by token through the loop and in one pass of the engine."""
     model = OneUserModel(lm)

@@ -23,14 +23,14 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.history import StepRecord
 from g2c_serving.lab import plots
-from g2c_serving.lab.panel import Panel, slider
+from g2c_serving.lab.panel import Panel, slider, stops
 from g2c_serving.lab.plots import Picture, line, source_note
 from g2c_serving.request import SamplingParams
 from g2c_serving.schedule.cost_model import CostModel, StepShape
 
 CHUNKS = (16, 32, 64, 128, 256)  # q; c then takes every multiple of q up to the context limit
-DECODERS = ((1, 8), (8, 8), (32, 8), (8, 200), (32, 200))  # (rows, tokens that each has cached)
-REPEATS = 3
+DECODERS = ((1, 8), (8, 8), (32, 8), (8, 200), (16, 200))  # (rows, tokens that each has cached)
+REPEATS = 2
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,7 @@ def _residuals(axes: Axes, found: Fit) -> None:
 # ---- the largest chunk under a budget ----
 
 PROMPT = 500  # tokens of the prompt that the panel cuts
+BUDGETS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 150, 200)
 
 
 def chunks(model: CostModel, left_ms: float, prompt: int = PROMPT) -> list[tuple[int, int]]:
@@ -165,12 +166,13 @@ def chunks(model: CostModel, left_ms: float, prompt: int = PROMPT) -> list[tuple
 def panel(found: Fit) -> Panel:
     """The largest chunk over the tokens cached before it; sliders for budget and decode rows."""
     model = found.model
-    top = float(round(model.decode_cost(16, 1600) + model.cost(200, 0)))
+    top = model.decode_cost(16, 1600) + model.cost(200, 0)
+    budgets = [ms for ms in BUDGETS if ms <= max(top, 4)]
     controls = {
-        "budget": slider("Budget of a step (ms)", 1.0, top, round(top / 2), 0.5),
+        "budget": stops("Budget of a step (ms)", budgets, budgets[len(budgets) * 2 // 3]),
         "rows": slider("Requests that decode", 0, 64, 8),
     }
-    highest = 1.1 * model.largest_chunk(0, top - model.base)
+    highest = 1.1 * model.largest_chunk(0, budgets[-1] - model.base)
     return Panel(
         lambda figure: _draw(figure, highest), lambda art, **v: _update(art, model, **v), controls
     )

@@ -70,7 +70,7 @@ def panel() -> Panel:
 
 def _draw(figure: Figure) -> dict[str, Any]:
     axes = figure.subplots()
-    axes.set(xscale="log", yscale="log", xlim=(1, 2100), ylim=(0.7, 3e6))
+    axes.set(xscale="log", yscale="log", xlim=(1, 2600), ylim=(0.7, 3e6))
     axes.set(xlabel="tokens in a request", ylabel="requests that fit")
     axes.set_xticks((1, 10, 100, 512, 2048), ["1", "10", "100", "512", "2,048"])
     axes.set_yticks([10**k for k in range(7)], [f"{10**k:,}" for k in range(7)])

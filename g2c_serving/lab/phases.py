@@ -23,6 +23,7 @@ from g2c_serving.lab import charts, plots
 from g2c_serving.lab.panel import Panel, choice, stops
 from g2c_serving.lab.plots import GREY, line, source_note
 from g2c_serving.lab.published import value
+from g2c_serving.lab.table import Table
 from g2c_serving.request import SamplingParams
 
 DECODE_ROWS = (1, 2, 4, 6, 8, 16, 32, 64)  # requests that decode together
@@ -163,11 +164,29 @@ def _update(art: dict[str, Any], curves: dict, model: str, rows: int, tokens: in
     )
 
 
-# ---- the table ----
+# ---- the tables ----
+
+Pair = Sequence[Curve]  # decode and prefill of one model, as from `measure`
 
 
-def compare(small: Sequence[Curve], big: Sequence[Curve]) -> str:
-    """The Brief's ratios beside ours, as a table in Markdown. Both arguments as from `measure`."""
+def decode_table(decode: Curve) -> Table:
+    """The Brief's decode table, and in its last columns the same for `decode`."""
+    rows = []
+    for point in charts.decode_points():
+        ours = ["not measured"] * 2
+        if point.requests in decode.rows:
+            ms, speed = decode.at(point.requests), decode.throughput(point.requests)
+            ours = [f"{ms:.1f} ms", f"{speed:,.0f} tok/s"]
+        theirs = [f"{point.user_speed:.0f} tok/s", f"{point.step_ms:.1f} ms"]
+        rows.append([str(point.requests), *theirs, f"{point.throughput:,.0f} tok/s", *ours])
+    head = ["requests (per GPU)"]
+    head += [f"{name} (Derived)" for name in ("per-user speed", "step time", "throughput per GPU")]
+    head += [f"{name} (Measured here)" for name in ("step time", "throughput")]
+    return Table(head, rows)
+
+
+def compare(small: Pair, big: Pair) -> Table:
+    """The Brief's ratios beside ours."""
     decode, prefill = [big[0], small[0]], [big[1], small[1]]
     longer, more = "a step takes", "tokens per second"
     rows: list[tuple[str, float | None, list[float]]] = [
@@ -193,9 +212,9 @@ def compare(small: Sequence[Curve], big: Sequence[Curve]) -> str:
             [c.gain(32, 512) for c in prefill],
         ),
     ]
-    ours = " | ".join(f"{c.model} (Measured here)" for c in decode)
-    lines = [f"| | DeepInfer (Derived: its charts) | {ours} |", "|---|---:|---:|---:|"]
-    for what, theirs, found in rows:
-        cells = ["not on the chart" if theirs is None else f"{theirs:.2f}x"]
-        lines.append(f"| {what} | {' | '.join(cells + [f'{x:.2f}x' for x in found])} |")
-    return "\n".join(lines)
+    head = ["ratio", "DeepInfer (Derived)", *(f"{c.model} (Measured here)" for c in decode)]
+    return Table(head, [(what, _times(theirs), *map(_times, ours)) for what, theirs, ours in rows])
+
+
+def _times(ratio: float | None) -> str:
+    return "not on the chart" if ratio is None else f"{ratio:.2f}x"

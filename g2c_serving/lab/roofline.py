@@ -157,7 +157,7 @@ def _draw(figure: Figure, machine: Machine) -> dict[str, Any]:
         art[phase] = axes.plot([], [], label=f"{phase}, measured", **look)[0]
         rail = line(k) | {"marker": "", "linewidth": 1.4}
         art[phase + " here"] = axes.plot([], [], label=f"{phase}, at your slider", **rail)[0]
-    axes.legend(loc="upper left", fontsize=9)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9)
     source_note(axes, "Measured here")
     return art
 

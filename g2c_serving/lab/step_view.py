@@ -80,7 +80,7 @@ def words_after(lm: LanguageModel, run: Run, row: Row, step: int, width: int = 2
 def panel(lm: LanguageModel) -> Panel:
     """A slider over the steps of one real run."""
     found = example_run(lm)
-    controls = {"step": slider("Step", 1, len(found.steps), 4)}
+    controls = {"step": slider("Step", 1, len(found.steps), 8)}
     return Panel(_draw, lambda art, step: _update(art, lm, found, step), controls)
 
 

@@ -1,0 +1,24 @@
+"""Tables in a notebook's cell: Markdown, and the same as aligned text."""
+
+from __future__ import annotations
+
+import pytest
+
+from g2c_serving.lab.table import Table
+
+TABLE = Table(("what", "ours"), [("step time", "5.0 ms"), ("rows", "64")])
+
+
+def test_markdown():
+    assert TABLE._repr_markdown_() == (
+        "| what | ours |\n| --- | ---: |\n| step time | 5.0 ms |\n| rows | 64 |"
+    )
+
+
+def test_text():
+    assert repr(TABLE) == "what         ours\nstep time  5.0 ms\nrows           64"
+
+
+def test_a_row_of_another_length_is_refused():
+    with pytest.raises(ValueError, match=r"row \['a'\] has 1 cells for 2 columns"):
+        Table(("x", "y"), [("a",)])
