@@ -131,7 +131,9 @@ def test_with_a_button_only_the_button_draws():
     panel = make(run="Measure")
     panel.controls["height"].value = 8
     assert panel.draws == 1 and "at 3" in panel.text
+    assert "settings have changed: press Measure" in panel.caption.value
     panel.run()
+    assert "settings have changed" not in panel.caption.value
     assert panel.draws == 2 and "at 8" in panel.text and not panel.button.disabled
 
 
@@ -249,6 +251,7 @@ def test_a_still_picture_carries_its_sentence():
     data, metadata = still._repr_mimebundle_()
     assert data["text/plain"] == repr(still) == "It rises."
     assert metadata["image/png"] == {"alt": "It rises.", "width": 400}
+    assert '<img alt="It rises." src="data:image/png;base64,' in data["text/html"]
     assert pixels(still.png).shape == (2 * plots.DPI, 4 * plots.DPI, 3)
     with pytest.raises(ValueError, match="sentence"):
         plots.picture(figure, " ")

@@ -82,6 +82,14 @@ def test_a_cell_that_fails_stops_the_rendering_and_leaves_the_file(tmp_path):
     assert path.read_text() == before
 
 
+def test_the_html_of_a_still_picture_is_for_the_live_page_alone():
+    data = {"image/png": "aaaa", "text/plain": "x", "text/html": "<img alt='x'>"}
+    cell = new_code_cell("x", outputs=[new_output("display_data", data)])
+    assert render.text_of(cell) == ["x", "[picture]"]
+    (cleaned,) = render.clean(new_notebook(cells=[cell])).cells
+    assert set(cleaned.outputs[0].data) == {"image/png", "text/plain"}
+
+
 def test_a_new_source_drops_the_kept_measurement():
     old = new_code_cell(
         NOISY, metadata={"tags": ["measured"]}, outputs=[new_output("stream", text="1")]

@@ -50,6 +50,14 @@ def decode_points() -> list[DecodePoint]:
     return [decode_point(requests) for requests in DECODE_REQUESTS]
 
 
+def step_ms_at(requests: int) -> float:
+    return decode_point(requests).step_ms
+
+
+def throughput_at(requests: int) -> float:
+    return decode_point(requests).throughput
+
+
 def throughput_gain(few: int, many: int) -> float:
     """How many times more tokens per second a GPU gives at `many` requests than at `few`."""
     return decode_point(many).throughput / decode_point(few).throughput

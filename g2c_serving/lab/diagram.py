@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
@@ -61,7 +63,7 @@ def engine_step_figure() -> Figure:
 
 def _phase(axes: Axes, left: float, name: str, words: str, files: str, colour: str) -> None:
     _box(axes, left, 0.68, 1.31, 1.76, colour, "white")
-    centre = {"x": left + 0.655, "ha": "center", "va": "top"}
+    centre: dict[str, Any] = {"x": left + 0.655, "ha": "center", "va": "top"}
     axes.text(y=2.33, s=name, fontsize=13, weight="bold", color=colour, **centre)
     axes.text(y=1.99, s=words, fontsize=8.8, linespacing=1.45, **centre)
     axes.plot([left + 0.2, left + 1.11], [1.3, 1.3], color=colour, linewidth=0.8, linestyle="-")
@@ -100,5 +102,5 @@ def _box(
 
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    look = {"arrowstyle": "-|>", "mutation_scale": 12, "shrinkA": 0, "shrinkB": 0}
+    look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 12, "shrinkA": 0, "shrinkB": 0}
     axes.add_patch(FancyArrowPatch(start, end, color=BLACK, linewidth=1.3, **look))

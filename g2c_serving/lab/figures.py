@@ -22,8 +22,8 @@ REPRODUCED: dict[str, Callable[[], float]] = {
     "prefill.latency_ratio": charts.prefill_latency_ratio,
 }
 for _n in charts.DECODE_REQUESTS:
-    REPRODUCED[f"decode.step_ms.{_n}"] = lambda n=_n: charts.decode_point(n).step_ms
-    REPRODUCED[f"decode.throughput.{_n}"] = lambda n=_n: charts.decode_point(n).throughput
+    REPRODUCED[f"decode.step_ms.{_n}"] = partial(charts.step_ms_at, _n)
+    REPRODUCED[f"decode.throughput.{_n}"] = partial(charts.throughput_at, _n)
 
 OK, OFF, NOT_YET, SHOWN = "ok", "OFF", "not yet", "shown"
 

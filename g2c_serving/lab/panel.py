@@ -21,7 +21,6 @@ where no kernel runs; tests read it too.
 
 from __future__ import annotations
 
-import base64
 import html
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import GeneratorType
@@ -34,7 +33,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 
 from g2c_serving.lab.controls import Control, choice, slider, stops, toggle
-from g2c_serving.lab.plots import DPI, SIZE, encode, mime, new_figure, style
+from g2c_serving.lab.plots import DPI, SIZE, encode, image_tag, mime, new_figure, style
 
 __all__ = ["Control", "Panel", "choice", "slider", "stops", "toggle"]
 
@@ -74,9 +73,11 @@ class Panel(w.VBox):
         with style():
             self.artists = draw(self.figure)
         self._moving = sorted(find_artists(self.artists), key=Artist.get_zorder)
+        self._canvas: Any = self.figure.canvas  # Agg's
         self._background: Any = None
         self.caption, self.picture = w.HTML(), w.HTML()
-        super().__init__([self._control_row(run), self.caption, self.picture])
+        self.button = w.Button(description=run, button_style="primary") if run else None
+        super().__init__([self._control_row(), self.caption, self.picture])
         self._show(self._compute())
         self._watch()
         close_former(self)
@@ -111,8 +112,7 @@ class Panel(w.VBox):
 
     # ---- layout ----
 
-    def _control_row(self, run: str | None) -> w.Widget:
-        self.button = w.Button(description=run, button_style="primary") if run else None
+    def _control_row(self) -> w.Widget:
         views = [control.view for control in self.controls.values()]
         views += [self.button] if self.button else []
         return w.HBox(views, layout=w.Layout(flex_flow="row wrap", grid_gap="2px 24px"))
@@ -120,9 +120,13 @@ class Panel(w.VBox):
     def _watch(self) -> None:
         if self.button:
             self.button.on_click(self.run)
-            return
         for control in self.controls.values():
-            control.widget.observe(self.run, "value")
+            control.widget.observe(self._ask if self.button else self.run, "value")
+
+    def _ask(self, _change: object) -> None:
+        """With a button: say that sentence and picture belong to the former settings."""
+        button = self.button.description if self.button else ""
+        self._say(f"{self.text} (The settings have changed: press {button}.)")
 
     # ---- one update ----
 
@@ -147,11 +151,7 @@ class Panel(w.VBox):
         pixels = self._paint()
         self.png, self.text = encode(pixels), sentence
         self.draws += 1
-        source = base64.b64encode(self.png).decode()
-        self.picture.value = (
-            f'<img alt="{html.escape(sentence, quote=True)}" src="data:image/png;base64,{source}"'
-            f' style="width:100%;max-width:{self._width}px;height:auto">'
-        )
+        self.picture.value = image_tag(self.png, sentence, self._width)
         self._say(sentence)
 
     def _say(self, text: str, role: str = "status") -> None:
@@ -164,7 +164,7 @@ class Panel(w.VBox):
 
     def _paint(self) -> Any:
         """Draw what moved, and the rest only when it changed; the canvas as (H, W, 4) bytes."""
-        canvas = self.figure.canvas
+        canvas = self._canvas
         if self._background is None:
             self._lay_out_once()
         if self._background is None or self.figure.stale:
@@ -178,7 +178,7 @@ class Panel(w.VBox):
 
     def _lay_out_once(self) -> None:
         """Fix the axes' places with all artists in them, so that nothing jumps afterwards."""
-        self.figure.canvas.draw()
+        self._canvas.draw()
         self.figure.set_layout_engine("none")
         for artist in self._moving:
             artist.set_animated(True)

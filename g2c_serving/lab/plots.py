@@ -8,12 +8,14 @@ style, a marker or a hatch, so that no picture depends on colour alone.
 from __future__ import annotations
 
 import base64
+import html
 import io
 from contextlib import AbstractContextManager
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -33,7 +35,7 @@ HATCHES = ("", "///", "...", "xxx", "\\\\\\")
 SIZE = (8.0, 3.2)  # inches; shown 100 pixels to the inch, so that controls and picture fit a screen
 DPI = 160
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 11,
     "axes.titlesize": 12,
     "axes.titlelocation": "left",
@@ -45,7 +47,7 @@ STYLE = {
     "figure.facecolor": "white",  # set, not inherited: pages may be dark
     "axes.facecolor": "white",
     "savefig.facecolor": "white",
-    "axes.prop_cycle": mpl.cycler(color=COLOURS, linestyle=LINES),
+    "axes.prop_cycle": cycler(color=COLOURS, linestyle=LINES),
     "lines.linewidth": 2,
     "hatch.linewidth": 0.8,
     "legend.frameon": False,
@@ -127,8 +129,21 @@ def mime(png: bytes, sentence: str, width: int) -> tuple[dict, dict]:
     return data, {"image/png": {"alt": sentence, "width": width}}
 
 
+def image_tag(png: bytes, sentence: str, width: int) -> str:
+    """The picture as HTML, at most `width` pixels wide, with the sentence as its alt text."""
+    source = base64.b64encode(png).decode()
+    return (
+        f'<img alt="{html.escape(sentence, quote=True)}" src="data:image/png;base64,{source}"'
+        f' style="width:100%;max-width:{width}px;height:auto">'
+    )
+
+
 class Picture:
-    """A still picture: `png` (bytes), `text` (what it shows), `width` (pixels on the page)."""
+    """A still picture: `png` (bytes), `text` (what it shows), `width` (pixels on the page).
+
+    JupyterLab gives an image/png no alt text, whatever its metadata say; so there is HTML as well,
+    which `render` takes out again before a page is committed.
+    """
 
     def __init__(self, png: bytes, text: str, width: int) -> None:
         self.png, self.text, self.width = png, text, width
@@ -137,7 +152,8 @@ class Picture:
         return self.text
 
     def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict, dict]:
-        return mime(self.png, self.text, self.width)
+        data, metadata = mime(self.png, self.text, self.width)
+        return {**data, "text/html": image_tag(self.png, self.text, self.width)}, metadata
 
 
 def picture(figure: Figure, sentence: str) -> Picture:
@@ -148,6 +164,8 @@ def picture(figure: Figure, sentence: str) -> Picture:
     """
     if not sentence.strip():
         raise ValueError("sentence is empty: say in one sentence what the picture shows")
-    figure.canvas.draw()
-    pixels = figure.canvas.buffer_rgba()
-    return Picture(encode(pixels), sentence, round(figure.get_figwidth() * 100))
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return Picture(
+        encode(np.asarray(canvas.buffer_rgba())), sentence, round(figure.get_figwidth() * 100)
+    )

@@ -46,8 +46,9 @@ def rows() -> dict[str, Row]:
 
 
 def read_row(cells: dict[str, str]) -> Row:
-    numbers = {"value": float(cells["value"]), "tolerance": float(cells["tolerance"])}
-    return Row(**{**cells, **numbers})
+    words = {name: cells[name] for name in ("id", "section", "label", "what", "unit", "how")}
+    tolerance = float(cells["tolerance"])
+    return Row(**words, value=float(cells["value"]), tolerance=tolerance, kind=cells["kind"])
 
 
 def value(id: str) -> float:

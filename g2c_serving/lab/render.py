@@ -56,7 +56,8 @@ def clean(notebook: NotebookNode, former: NotebookNode | None = None) -> Noteboo
         cell.execution_count = number
         cell.outputs = kept.get((cell.id, cell.source), cell.outputs)
         for output in cell.outputs:
-            output.get("data", {}).pop(WIDGET_VIEW, None)
+            for kind in (WIDGET_VIEW, *doubled(output)):
+                output.get("data", {}).pop(kind, None)
             if "execution_count" in output:
                 output.execution_count = number
     for cell in notebook.cells:  # front ends leave more there than the tags
@@ -73,6 +74,11 @@ def is_measured(cell: NotebookNode) -> bool:
     return "measured" in cell.metadata.get("tags", [])
 
 
+def doubled(output: NotebookNode) -> tuple[str, ...]:
+    """What says the same as the picture beside it: HTML holds the picture once more."""
+    return ("text/html",) if "image/png" in output.get("data", {}) else ()
+
+
 def measured_outputs(notebook: NotebookNode) -> dict[tuple[str, str], list]:
     """The outputs of measured cells, by cell id and source (so that a changed cell runs anew)."""
     cells = (cell for cell in code_cells(notebook) if is_measured(cell) and cell.outputs)
@@ -84,7 +90,8 @@ def text_of(cell: NotebookNode) -> list[str]:
     lines: list[str] = []
     for output in cell.outputs:
         data = output.get("data", {})
-        texts = [output.get("text", ""), *(data.get(kind, "") for kind in TEXTS)]
+        kinds = [kind for kind in TEXTS if kind not in doubled(output)]
+        texts = [output.get("text", ""), *(data.get(kind, "") for kind in kinds)]
         lines += "".join(text if text.endswith("\n") else text + "\n" for text in texts).split("\n")
         lines += ["[picture]"] if "image/png" in data else []
     return [line.rstrip() for line in lines if line.strip()]
