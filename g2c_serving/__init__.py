@@ -5,7 +5,8 @@ The notebooks in `notebooks/` walk through it, section by section of the Brief o
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel, inflate, load
+from g2c_serving.forward.checkpoints import LanguageModel, load
+from g2c_serving.forward.inflate import inflate
 from g2c_serving.history import EngineStats, StepRecord
 from g2c_serving.process.tokenizer import Reserved, Text, Tokenizer
 from g2c_serving.request import Request, RequestOutput, SamplingParams

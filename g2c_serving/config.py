@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from g2c_serving.request import require_int, require_number
+from g2c_serving.checks import as_int, as_number
 from g2c_serving.schedule.cost_model import CostModel
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -35,14 +35,17 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs"):
-            require_int(name, getattr(self, name), 1)
-        if self.dtype not in DTYPES:
+            object.__setattr__(self, name, as_int(name, getattr(self, name), 1))
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} must be one of {sorted(DTYPES)}")
-        require_device(self.device)
-        if self.step_time_budget_ms is None:
-            return
-        require_number("step_time_budget_ms", self.step_time_budget_ms)
-        if self.step_time_budget_ms <= 0:
+        _require_device(self.device)
+        if self.cost_model is not None and not isinstance(self.cost_model, CostModel):
+            raise ValueError(f"cost_model={self.cost_model!r} must be a CostModel, or None")
+        if self.step_time_budget_ms is not None:
+            self._check_budget(as_number("step_time_budget_ms", self.step_time_budget_ms))
+
+    def _check_budget(self, budget: float) -> None:
+        if budget <= 0:
             raise ValueError(f"step_time_budget_ms={self.step_time_budget_ms} must be above 0")
         if self.cost_model is None:
             raise ValueError(
@@ -51,10 +54,10 @@ class EngineConfig:
             )
 
 
-def require_device(device: str) -> None:
+def _require_device(device: object) -> None:
     """ValueError unless torch can compute on `device` here."""
     usable = {"cpu": True, "cuda": torch.cuda.is_available()}
     usable["mps"] = torch.backends.mps.is_available()
-    if not usable.get(device, False):
+    if not (isinstance(device, str) and usable.get(device, False)):
         have = [name for name, there in usable.items() if there]
         raise ValueError(f"device={device!r} is not to be had here; choose one of {have}")

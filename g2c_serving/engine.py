@@ -37,11 +37,8 @@ class Engine:
     """Serves one model. `history` holds one `StepRecord` a step, the newest 4,096."""
 
     def __init__(self, lm: LanguageModel, config: EngineConfig | None = None) -> None:
-        self.lm, self.config = lm, config or EngineConfig()
-        dtype = DTYPES[self.config.dtype]
-        self.model = lm.model
-        if (dtype, self.config.device) != (torch.float32, "cpu"):
-            self.model = Transformer(lm.config, lm.weights, dtype, self.config.device)
+        self.lm, self.config = lm, EngineConfig() if config is None else config
+        self.model = _model(lm, self.config)
         self.cache = self.model.new_cache(self.config.num_blocks, self.config.block_size)
         self.block_manager = BlockManager(self.config.num_blocks, self.config.block_size)
         self.scheduler = Scheduler(
@@ -132,7 +129,12 @@ class Engine:
         return [finished[key] for key in sorted(finished)]
 
     def step(self) -> list[RequestOutput]:
-        """Advance every running request; the outputs of those that advanced or ended."""
+        """Advance every running request; the outputs of those that advanced or ended.
+
+        Without unfinished requests there is nothing to do and nothing is recorded.
+        """
+        if not self.has_unfinished:
+            return []
         watch = Stopwatch()
         record = StepRecord(start_ms=1e3 * (time.perf_counter() - self._made))
         scheduled, batch = self._schedule()
@@ -146,6 +148,7 @@ class Engine:
             record.sample_ms = watch.lap()
         except Exception as err:  # it belongs to no row in particular: all rows of the step end
             error = f"{type(err).__name__} in the step: {err}"
+            record.forward_ms += watch.lap()
         outputs = self._process(scheduled, tokens, error)
         self._remember(record, outputs)
         record.process_ms = watch.lap()
@@ -157,6 +160,7 @@ class Engine:
         """The step's rows and their flat batch. Rows of like length stand side by side, as the
         attention groups want them."""
         scheduled = self.scheduler.schedule()
+        self.cache.clear(self.block_manager.take_fresh())
         if not scheduled:
             return [], None
         scheduled.sort(key=lambda s: (s.num_tokens, s.num_cached))
@@ -182,7 +186,7 @@ class Engine:
             seeds=np.array([r.seed for r in rows], dtype=np.uint64),
             positions=np.array([len(r.token_ids) for r in rows]),
             temperature=np.array([r.params.temperature for r in rows], dtype=float),
-            top_k=np.array([r.params.top_k for r in rows]),
+            top_k=np.array([min(r.params.top_k, self.lm.vocab_size) for r in rows]),
             top_p=np.array([r.params.top_p for r in rows], dtype=float),
         )
         return sample(logits, batch).tolist()
@@ -200,6 +204,7 @@ class Engine:
             if s.request.num_uncomputed == 0:
                 self._append(s.request, next(next_tokens))
         moved = self.scheduler.failed + [s.request for s in scheduled]
+        self.scheduler.failed = []
         for request in moved:
             if request.state == FINISHED:
                 self._drop(request)
@@ -208,6 +213,7 @@ class Engine:
     def _remember(self, record: StepRecord, outputs: list[RequestOutput]) -> None:
         record.finished = [o.request_id for o in outputs if o.finish_reason is not None]
         record.preempted = [r.request_id for r in self.scheduler.preempted]
+        self.scheduler.preempted = []
         record.num_waiting = len(self.scheduler.waiting)
         record.num_running = len(self.scheduler.running)
         record.num_free_blocks = self.block_manager.num_free
@@ -218,8 +224,6 @@ class Engine:
 
     def _append(self, request: Request, token: int) -> None:
         if token < 0:
-            # its own keys and values may not be numbers either: they must not reach the next owner
-            self.cache.clear(self.block_manager.tables[request.sequence_id])
             return request.finish("error", "the model gave logits that are not numbers")
         request.token_ids.append(token)
         if token in request.stop_ids:
@@ -264,6 +268,17 @@ class Engine:
                 f"prompt of {num_tokens} tokens needs more than all {self.config.num_blocks} "
                 f"blocks of {self.config.block_size}: raise EngineConfig.num_blocks"
             )
+
+
+def _model(lm: LanguageModel, config: EngineConfig) -> Transformer:
+    """The model at the precision and on the device of `config`. TypeError for other objects."""
+    if not hasattr(lm, "weights"):
+        raise TypeError(f"lm is {lm!r}: pass a loaded model, for example g2c_serving.load('tiny')")
+    if not isinstance(config, EngineConfig):
+        raise TypeError(f"config is {config!r}: pass an EngineConfig(...)")
+    if (config.dtype, config.device) == ("float32", "cpu"):
+        return lm.model
+    return Transformer(lm.config, lm.weights, DTYPES[config.dtype], config.device)
 
 
 def _one_each(

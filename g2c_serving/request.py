@@ -7,13 +7,14 @@ Left out: stop strings, log-probabilities, grammars.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from g2c_serving.checks import as_int, as_number
 from g2c_serving.process.tokenizer import Tokenizer
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
+MAX_SAMPLES = 16_384  # of one prompt
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,11 @@ class SamplingParams:
     """How to sample one request. ValueError names the field, the value and the range.
 
     max_tokens      most tokens to generate, at least 1
-    temperature     0 is greedy (the exact argmax), at most infinity excluded
+    temperature     0 is greedy (the exact argmax); any finite number from 0
     top_k           keep the k most likely tokens; 0 is off
     top_p           keep the most likely tokens up to this sum, in (0, 1]; 1 is off
     seed            unsigned 64-bit; None draws a fresh one, which the output reports
-    n               samples of the prompt, each with a seed of its own
+    n               samples of the prompt, each with a seed of its own, at most 16,384
     stop_token_ids  ids that end the text, beside the model's end of text
     ignore_eos      go on after the model's end of text
     """
@@ -40,37 +41,30 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        require_int("max_tokens", self.max_tokens, 1)
-        require_int("top_k", self.top_k, 0)
-        require_int("n", self.n, 1)
+        checked = {
+            "max_tokens": as_int("max_tokens", self.max_tokens, 1),
+            "temperature": as_number("temperature", self.temperature),
+            "top_k": as_int("top_k", self.top_k, 0),
+            "top_p": as_number("top_p", self.top_p),
+            "n": as_int("n", self.n, 1, MAX_SAMPLES),
+            "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids),
+        }
         if self.seed is not None:
-            require_int("seed", self.seed, 0, 2**64 - 1)
-        require_number("temperature", self.temperature)
-        if self.temperature < 0:
+            checked["seed"] = as_int("seed", self.seed, 0, 2**64 - 1)
+        if checked["temperature"] < 0:
             raise ValueError(f"temperature={self.temperature} must be 0 or more")
-        require_number("top_p", self.top_p)
-        if not 0 < self.top_p <= 1:
+        if not 0 < checked["top_p"] <= 1:
             raise ValueError(f"top_p={self.top_p} must be in (0, 1]; 1 turns it off")
-        if isinstance(self.stop_token_ids, str):
-            raise ValueError(f"stop_token_ids={self.stop_token_ids!r} must be a sequence of ids")
-        for token_id in self.stop_token_ids:
-            require_int("stop_token_ids", token_id, 0)
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos={self.ignore_eos!r} must be True or False")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)  # it is frozen for everybody else
 
 
-def require_int(name: str, value: object, low: int, high: int | None = None) -> None:
-    """ValueError unless `value` is an int (no bool) from `low` to `high`."""
-    if isinstance(value, int) and not isinstance(value, bool) and low <= value:
-        if high is None or value <= high:
-            return
-    limits = f"{low} or more" if high is None else f"from {low} to {high}"
-    raise ValueError(f"{name}={value!r} must be an integer, {limits}")
-
-
-def require_number(name: str, value: object) -> None:
-    """ValueError unless `value` is a finite number."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return
-    raise ValueError(f"{name}={value!r} must be a finite number")
+def _token_ids(name: str, values: Iterable[int]) -> tuple[int, ...]:
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ValueError(f"{name}={values!r} must be a sequence of token ids")
+    return tuple(as_int(name, value, 0) for value in values)
 
 
 @dataclass(eq=False)
@@ -113,6 +107,11 @@ class Request:
         """Tokens that are known but not in the cache; 1 for a request that decodes."""
         return len(self.token_ids) - self.num_computed_tokens
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all that is left to compute is the token that it drew last."""
+        return self.num_uncomputed == 1 and self.num_generated > 0
+
     def finish(self, reason: str, message: str | None = None) -> None:
         self.state, self.finish_reason, self.message = FINISHED, reason, message
 
@@ -129,15 +128,18 @@ class RequestOutput:
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self.request_id, self.sample_index = request.request_id, request.sample_index
-        self.prompt_token_ids = request.prompt_token_ids
         self.finish_reason, self.message = request.finish_reason, request.message
         self.seed = request.seed
         self._request, self._tokenizer = request, tokenizer
         self._end = len(request.token_ids)
 
     @property
+    def prompt_token_ids(self) -> list[int]:
+        return list(self._request.prompt_token_ids)
+
+    @property
     def token_ids(self) -> list[int]:
-        return self._request.token_ids[len(self.prompt_token_ids) : self._end]
+        return self._request.token_ids[self._request.num_prompt_tokens : self._end]
 
     @property
     def text(self) -> str:

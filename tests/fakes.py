@@ -34,10 +34,9 @@ def continuation(prompt: list[int], count: int) -> list[int]:
 class FakeCache:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.tokens = torch.full((num_blocks, block_size), UNWRITTEN)
-        self.cleared: list[int] = []
 
     def clear(self, blocks: list[int]) -> None:
-        self.cleared += blocks
+        self.tokens[blocks] = UNWRITTEN
 
 
 class FakeModel:
@@ -76,6 +75,7 @@ class FakeLM:
     name: str = "fake"
     tokenizer: g.Tokenizer = field(default_factory=g.Tokenizer)
     vocab_size: int = VOCAB_SIZE
+    weights: tuple = ()
 
     def __post_init__(self) -> None:
         self.config = ModelConfig(VOCAB_SIZE, 8, 1, 1, self.max_seq_len, 8)

@@ -44,6 +44,24 @@ def test_freeing_twice_or_unknown_frees_nothing():
     assert manager.num_free == 3
 
 
+def test_the_tail_of_a_freed_table_is_used_next():
+    manager = BlockManager(num_blocks=4, block_size=4)
+    manager.allocate(1, 16)
+    head, *_, tail = manager.tables[1]
+    manager.free(1)
+    manager.allocate(2, 4)
+    assert manager.tables[2] == [tail] != [head]
+
+
+def test_every_block_handed_out_is_told_once():
+    manager = BlockManager(num_blocks=4, block_size=4)
+    manager.allocate(1, 5)
+    assert manager.take_fresh() == manager.tables[1]
+    assert manager.take_fresh() == []
+    manager.allocate(1, 9)
+    assert manager.take_fresh() == manager.tables[1][2:]
+
+
 def test_invariants_over_random_use():
     """2,000 random allocations and frees: the pool is conserved after each, and full at the end."""
     rnd = random.Random(0)

@@ -74,3 +74,16 @@ def test_fit_is_never_negative():
 def test_fit_refuses_what_it_cannot_use(times):
     with pytest.raises(ValueError, match="6 or more|positive"):
         CostModel.fit(random_shapes(len(times)), times)
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), "fast"])
+def test_coefficients_that_no_cost_can_have(bad):
+    with pytest.raises(ValueError, match="per_pair"):
+        CostModel(1, 1, 1, 1, per_pair=bad, per_square=1)
+
+
+@pytest.mark.parametrize("budget", [1e-164, 1e308])
+def test_extreme_budgets(budget):
+    """No overflow, no underflow, no long search: 1e-170 a token in 1e-164 is a million tokens."""
+    assert CostModel(0, 0, 0, 1e-170, 0, 0).largest_chunk(0, 1e-164) == pytest.approx(10**6, abs=1)
+    assert CostModel(0, 0, 0, 1, 0, 1).largest_chunk(0, budget) in (0, 2**31)

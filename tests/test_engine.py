@@ -7,6 +7,7 @@ import fakes
 import numpy as np
 import pytest
 from fakes import GREEDY, FakeLM, continuation, engine, run
+from small_models import random_lm
 
 import g2c_serving as g
 
@@ -179,6 +180,11 @@ def test_a_seeded_request_does_not_depend_on_company_chunks_or_preemption(max_nu
         ("n", 0),
         ("stop_token_ids", "</s>"),
         ("stop_token_ids", [-1]),
+        ("stop_token_ids", 5),
+        ("temperature", 10**400),
+        ("top_p", True),
+        ("n", 10**9),
+        ("ignore_eos", "no"),
     ],
 )
 def test_sampling_params_out_of_range(field, value):
@@ -200,6 +206,9 @@ def test_sampling_params_out_of_range(field, value):
         ("step_time_budget_ms", -1.0),
         ("step_time_budget_ms", math.nan),
         ("step_time_budget_ms", 5.0),  # without a cost model
+        ("cost_model", "fast"),
+        ("dtype", ["float32"]),
+        ("device", None),
     ],
 )
 def test_impossible_configurations(field, value):
@@ -229,6 +238,43 @@ def test_add_refuses_what_can_never_run(prompt, message):
     with pytest.raises((ValueError, TypeError), match=message):
         e.add(prompt, GREEDY)
     assert run(e)[other].token_ids == continuation([1], 8)
+
+
+def test_numbers_of_numpy_are_numbers():
+    params = g.SamplingParams(
+        max_tokens=np.int64(3), temperature=np.float32(0), top_k=np.int32(5), seed=np.uint64(7)
+    )
+    e = engine(num_blocks=np.int64(8))
+    assert e.generate([[1]], params)[0].token_ids == continuation([1], 3)
+
+
+def test_stop_ids_may_come_from_any_iterable():
+    """A generator is read once, at the start; it is not empty at the second look."""
+    stop = first_tokens([1])[2]
+    for ids in ([stop], {stop}, (i for i in [stop]), np.array([stop])):
+        params = g.SamplingParams(temperature=0, max_tokens=8, stop_token_ids=ids)
+        assert len(engine().generate([[1]], params)[0].token_ids) == 3
+
+
+def test_a_top_k_beyond_all_integers_harms_nobody():
+    e = engine()
+    params = [GREEDY, g.SamplingParams(top_k=2**64, max_tokens=2)]
+    outputs = e.generate([[1], [2]], params)
+    assert [o.finish_reason for o in outputs] == ["length", "length"]
+
+
+def test_an_engine_wants_a_loaded_model_and_a_config():
+    with pytest.raises(TypeError, match=r"load\('tiny'\)"):
+        g.Engine("tiny")
+    with pytest.raises(TypeError, match="EngineConfig"):
+        g.Engine(FakeLM(), {"num_blocks": 4})
+
+
+def test_an_output_is_the_users_to_change():
+    e = engine()
+    e.add([1, 2], GREEDY)
+    e.step()[0].prompt_token_ids[0] = 99
+    assert run(e)[0].token_ids == continuation([1, 2], 8)
 
 
 def test_generate_with_one_bad_prompt_leaves_nothing_behind():
@@ -287,6 +333,28 @@ def test_an_interrupt_loses_nothing():
     assert [final[rid].token_ids for rid in ids] == [continuation([i] * 5, 8) for i in range(3)]
 
 
+def test_an_interrupt_loses_no_failed_request():
+    """The step that finds a request too big for the pool is broken off: the next one reports it."""
+    lm = FakeLM()
+    e = engine(lm, num_blocks=3)
+    big = e.add([1] * 9, g.SamplingParams(temperature=0, max_tokens=20))
+    small = e.add([5], GREEDY)
+
+    def interrupt(batch):
+        if e.scheduler.failed:
+            lm.model.on_forward = lambda batch: None
+            raise KeyboardInterrupt
+
+    lm.model.on_forward = interrupt
+    final = {}
+    with pytest.raises(KeyboardInterrupt):
+        while e.has_unfinished:
+            final |= {o.request_id: o for o in e.step() if o.finish_reason}
+    final |= run(e)
+    assert final[big].finish_reason == "error"
+    assert final[small].token_ids == continuation([5], 8)
+
+
 def test_an_interrupted_generate_leaves_nothing_behind():
     lm = FakeLM()
     e = engine(lm)
@@ -308,7 +376,26 @@ def test_logits_that_are_not_numbers_end_their_own_request():
     final = run(e)
     assert final[bad].finish_reason == "error" and "not numbers" in final[bad].message
     assert final[good].token_ids == continuation([4], 8)
-    assert e.cache.cleared, "what is not a number must not stay in a block that another will get"
+
+
+@pytest.mark.parametrize("how", ["in one step", "after an abort"])
+def test_what_is_not_a_number_stays_with_its_request(how):
+    """Keys and values that are not numbers, in a block that another request pads with or gets
+    next, would make that one's attention not a number either (0 times NaN)."""
+    lm = random_lm(layers=1)
+    lm.weights["pos_embed.weight"][20] = math.nan
+    sound = [5, 6, 7, 8, 9, 10]
+    expected = g.Engine(lm).generate([sound], GREEDY)[0].token_ids
+    e = g.Engine(lm, g.EngineConfig(block_size=4, num_blocks=16, max_num_batched_tokens=24))
+    e.add([9], g.SamplingParams(temperature=0, max_tokens=2))  # takes block 0, and ends at once
+    bad = e.add([1] * (18 if how == "in one step" else 40), GREEDY)
+    if how == "after an abort":
+        e.step()
+        e.abort(bad)
+    good = e.add(sound, GREEDY)
+    final = run(e)
+    assert final[good].token_ids == expected
+    assert bad not in final or final[bad].finish_reason == "error"
 
 
 # what an engine remembers

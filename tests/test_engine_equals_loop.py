@@ -55,7 +55,6 @@ def serve(arrivals: list[Arrival], config: g.EngineConfig) -> Outcome:
             if output.finish_reason is not None:
                 final[number[output.request_id]] = output
         engine.block_manager.check()
-        assert not {row.request_id for row in engine.history[-1].rows} - set(number)
         step += 1
         assert step < 5000, "no end"
     assert not engine.has_unfinished

@@ -93,6 +93,15 @@ def test_rows_without_numbers_are_marked_and_the_others_drawn():
     assert sample(logits, settings(3, temperature=0)).tolist() == [-1, -1, 0]
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-5, 1.0, 1e30, 1e300])
+@pytest.mark.parametrize("scale", [1.0, 1e30, 3e38])
+def test_no_finite_temperature_or_logit_overflows(temperature, scale):
+    """The masked token is never drawn, and a row of finite logits always draws one."""
+    logits = torch.tensor([[-scale, scale, scale, -torch.inf]]).expand(200, -1)
+    tokens = set(sample(logits, settings(200, temperature=temperature)).tolist())
+    assert {1, 2} <= tokens <= {0, 1, 2}
+
+
 def test_logits_are_not_changed():
     logits = torch.randn(4, 50)
     before = logits.clone()

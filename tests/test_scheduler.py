@@ -170,7 +170,7 @@ def test_chunks_fit_the_time_that_the_decode_rows_leave():
 
 
 def test_a_spent_time_budget_still_moves_prompts_on():
-    """Decode rows alone cost more than the budget: a prompt then gets one block a step."""
+    """Decode rows alone cost more than the budget: a prompt then gets one token a step."""
     budgets = {"step_time_budget_ms": 0.5, "cost_model": COSTS}
     e = engine(**budgets)
     e.add([9], g.SamplingParams(temperature=0, max_tokens=30))
@@ -178,4 +178,29 @@ def test_a_spent_time_budget_still_moves_prompts_on():
     long = e.add([3] * 21, GREEDY)
     assert run(e)[long].token_ids == continuation([3] * 21, 8)
     chunks = [r.num_tokens for s in e.history for r in rows(s, "prefill") if r.request_id == long]
-    assert chunks == [4, 4, 4, 4, 4, 1]
+    assert chunks == [1] * 21
+
+
+def test_the_end_of_a_prompt_is_charged_as_a_chunk():
+    """8 ms a step at 1 ms a token: prompts of 9 tokens leave rests of one token, which are chunks
+    in the prediction and must be chunks in the budget too."""
+    costs = g.CostModel(0, 0, 0, per_token=1, per_pair=0, per_square=0)
+    e = engine(step_time_budget_ms=8.0, cost_model=costs)
+    for i in range(6):
+        e.add([i] * 9, g.SamplingParams(temperature=0, max_tokens=1))
+    run(e)
+    assert max(costs.predict(s.shape) for s in e.history) == 8
+
+
+def test_rows_that_draw_no_token_are_not_called_decode():
+    """A preempted request that is computed again can have a chunk of one token in the middle."""
+    e = engine(num_blocks=7, max_num_batched_tokens=3, max_num_seqs=3)
+    for i in range(4):
+        e.add([i] * 5, g.SamplingParams(temperature=0, max_tokens=17))
+    drawn = 0
+    while e.has_unfinished:
+        drawn += len(e.step())
+    assert e.stats.preemptions > 0
+    decode = [r for s in e.history for r in rows(s, "decode")]
+    contexts = [(r.request_id, r.num_cached) for r in decode]
+    assert len(set(contexts)) == len(contexts), "each token is drawn once, so each row decodes once"

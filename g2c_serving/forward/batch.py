@@ -22,7 +22,7 @@ class ForwardBatch:
     positions (N,)            the absolute position of each token in its own request
     query_start (R+1,)        request r has the tokens query_start[r] to query_start[r+1]
     context_lens (R,)         tokens of r in the cache once this pass has run, new ones included
-    block_tables (R, B)       block ids of r in order, padded with 0
+    block_tables (R, B)       block ids of r in order, padded with its last one
     slots (N,)                where each new token's keys and values go: block * block_size + offset
     logit_rows (M,)           the tokens (indices into N) whose logits are wanted
     """
@@ -55,6 +55,7 @@ def build_batch(
     tables = np.zeros((len(chunks), max(map(len, block_tables))), dtype=np.int64)  # (R, B)
     for row, table in zip(tables, block_tables, strict=True):
         row[: len(table)] = table
+        row[len(table) :] = table[-1]  # its own: nothing of others is read, not even to be masked
     request_of = np.repeat(np.arange(len(chunks)), lengths)  # (N,)
     positions = np.arange(query_start[-1]) + np.repeat(cached - query_start[:-1], lengths)  # (N,)
     slots = tables[request_of, positions // block_size] * block_size + positions % block_size

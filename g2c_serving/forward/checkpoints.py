@@ -3,7 +3,7 @@
 A shipped model and a course artifact have one layout: `models/<name>/` holds config.json,
 manifest.json and the weights (`model.safetensors` here, `model.pt` there), and the manifest names
 its tokenizer in `tokenizers/<name>/tokenizer.json` beside `models/`. The weights are copied into
-memory of our own, as float32. `inflate` makes a bigger model that writes the same tokens.
+memory of our own, as float32.
 
 Left out: Hugging Face checkpoints.
 """
@@ -25,8 +25,6 @@ import torch
 from g2c_serving.forward.model import ModelConfig, Transformer
 from g2c_serving.paths import DATA
 from g2c_serving.process.tokenizer import Tokenizer
-
-INFLATE_WIDTH = 8192  # hidden units of one block that `inflate` adds, about
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,35 +76,6 @@ def load(source: Any = "tiny", tokenizer: Any = None) -> LanguageModel:
     if isinstance(source, str | Path):
         return _load_folder(_find_folder(source))
     return _load_live(source, tokenizer)
-
-
-def inflate(lm: LanguageModel, megabytes: float, seed: int = 0) -> LanguageModel:
-    """`lm` with feed-forward blocks added until its float32 weights take `megabytes` (10^6 bytes).
-
-    The added blocks have no attention and no KV, and their output projections are zero: the tokens
-    stay the same, each pass costs what a model of that size costs in its linear layers.
-    """
-    now = 4 * lm.num_parameters / 1e6
-    if megabytes <= now:
-        raise ValueError(f"megabytes={megabytes} is not above the {now:.1f} MB that {lm.name} has")
-    dim, first = lm.config.embedding_dim, lm.config.num_layers
-    units = (megabytes - now) * 1e6 / 4 / (2 * dim + 1)  # hidden units to add, each with a bias
-    count = max(1, round(units / INFLATE_WIDTH))
-    hidden = max(1, round(units / count))
-    generator = torch.Generator().manual_seed(seed)
-    weights = dict(lm.weights)
-    for i in range(first, first + count):
-        weights |= {
-            f"blocks.{i}.ln2.gamma": torch.ones(dim),
-            f"blocks.{i}.ln2.beta": torch.zeros(dim),
-            f"blocks.{i}.ffn.fc1.W": torch.randn(dim, hidden, generator=generator) * dim**-0.5,
-            f"blocks.{i}.ffn.fc1.b": torch.zeros(hidden),
-            f"blocks.{i}.ffn.fc2.W": torch.zeros(hidden, dim),
-            f"blocks.{i}.ffn.fc2.b": torch.zeros(dim),
-        }
-    config = dataclasses.replace(lm.config, num_layers=first + count)
-    name = f"{lm.name} inflated to {megabytes:g} MB"
-    return dataclasses.replace(lm, name=name, config=config, weights=weights)
 
 
 def param_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -179,11 +148,19 @@ def _load_folder(folder: Path) -> LanguageModel:
             f"{folder / 'config.json'} is damaged ({err!r}); {_remedy(folder)}"
         ) from err
     weights = _read_weights(folder, config)
-    tokenizers = folder.parent.parent / "tokenizers"
-    path = tokenizers / str(manifest.get("tokenizer_artifact")) / "tokenizer.json"
-    tokenizer = Tokenizer.load(path, vocab_size=config.vocab_size)
+    tokenizer = _load_tokenizer(folder, manifest, config.vocab_size)
     chats = any(stage in folder.name for stage in ("-SFT", "-DPO"))
     return LanguageModel(folder.name, config, weights, tokenizer, _eos_id(tokenizer, chats))
+
+
+def _load_tokenizer(folder: Path, manifest: dict[str, Any], vocab_size: int) -> Tokenizer:
+    name = manifest.get("tokenizer_artifact")
+    if not isinstance(name, str):
+        raise ValueError(
+            f"{folder / 'manifest.json'} names no tokenizer_artifact; {_remedy(folder)}"
+        )
+    path = folder.parent.parent / "tokenizers" / name / "tokenizer.json"
+    return Tokenizer.load(path, vocab_size=vocab_size)
 
 
 def _eos_id(tokenizer: Tokenizer, chats: bool) -> int | None:
@@ -214,10 +191,13 @@ def _checked(
     tensors: dict[str, torch.Tensor], shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, torch.Tensor]:
     """Our own float32 copies of the tensors, each of the shape that the config asks for."""
-    missing = shapes.keys() - tensors.keys()
-    if missing:
-        raise ValueError(f"tensor {sorted(missing)[0]} is missing")
+    if missing := shapes.keys() - tensors.keys():
+        raise ValueError(f"tensor {min(missing)} is missing")
+    if more := tensors.keys() - shapes.keys():
+        raise ValueError(f"tensor {min(more)} is not one that the sizes ask for")
     for name, shape in shapes.items():
+        if not tensors[name].is_floating_point() or not tensors[name].isfinite().all():
+            raise ValueError(f"{name} does not hold finite floating-point numbers")
         if tuple(tensors[name].shape) != shape:
             raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, expected {shape}")
     return {name: _copy(tensors[name]) for name in shapes}

@@ -65,6 +65,8 @@ class KVCache:
         return keys, values
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Zero `blocks`, so that what is not a number in them can reach nobody else."""
-        self.keys[:, list(blocks)] = 0
-        self.values[:, list(blocks)] = 0
+        """Wipe `blocks` for a new owner."""
+        if blocks:
+            index = torch.tensor(blocks, device=self.keys.device)
+            self.keys.index_fill_(1, index, 0)
+            self.values.index_fill_(1, index, 0)

@@ -17,11 +17,11 @@ from dataclasses import dataclass, fields
 import torch
 import torch.nn.functional as F
 
+from g2c_serving.checks import as_int
 from g2c_serving.forward.attention import Group, attend, plan_groups
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.linear import Linear
-from g2c_serving.request import require_int
 
 LAYER_NORM_EPS = 1e-5
 Weights = Mapping[str, torch.Tensor]
@@ -43,7 +43,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for size in fields(self):
-            require_int(size.name, getattr(self, size.name), 1)
+            as_int(size.name, getattr(self, size.name), 1)
         if self.embedding_dim % self.num_heads:
             raise ValueError(
                 f"num_heads={self.num_heads} must divide embedding_dim={self.embedding_dim}"

@@ -16,6 +16,7 @@ import torch
 from g2c_serving.sample import rng
 
 MIN_TEMPERATURE = 1e-5
+MAX_TEMPERATURE = 1e30  # all tokens alike; float32 still holds it
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         logits = logits.cpu()
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     device = logits.device
-    temperature = torch.from_numpy(np.maximum(batch.temperature, MIN_TEMPERATURE))
-    scaled = logits / temperature.to(device, logits.dtype)[:, None]  # (M, V)
+    temperature = torch.from_numpy(batch.temperature.clip(MIN_TEMPERATURE, MAX_TEMPERATURE))
+    scores = logits - logits.amax(-1, keepdim=True)  # at most 0: no division overflows upwards
+    scaled = scores / temperature.to(device, logits.dtype)[:, None]  # (M, V)
     weights = torch.softmax(scaled, dim=-1).double()  # (M, V)
     top_k = np.where(batch.temperature == 0, 1, batch.top_k)
     if (top_k > 0).any():

@@ -7,6 +7,7 @@ forks and hashes, which sharing needs.
 
     free        [5, 4, 3]                    a stack: the block freed last is used first
     tables      {7: [0, 2], 9: [1]}          sequence id -> its blocks
+    fresh       [2]                          handed out, and not yet wiped for the new owner
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class BlockManager:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.free_blocks = list(range(num_blocks - 1, -1, -1))
         self.tables: dict[int, list[int]] = {}
+        self.fresh: list[int] = []
         self.peak_used = 0
 
     @property
@@ -49,13 +51,21 @@ class BlockManager:
         missing = self.num_missing(sequence_id, num_tokens)
         if missing > len(self.free_blocks):
             raise OutOfBlocks(f"{missing} blocks needed, {len(self.free_blocks)} free")
-        table = self.tables.setdefault(sequence_id, [])
-        table.extend(self.free_blocks.pop() for _ in range(missing))
+        new = [self.free_blocks.pop() for _ in range(missing)]
+        self.tables.setdefault(sequence_id, []).extend(new)
+        self.fresh += new
         self.peak_used = max(self.peak_used, self.num_used)
 
+    def take_fresh(self) -> list[int]:
+        """The blocks handed out since the last call. Whoever owns the cache wipes them, so that
+        nothing of the last owner reaches the next one, not even what is not a number."""
+        fresh, self.fresh = self.fresh, []
+        return fresh
+
     def free(self, sequence_id: int) -> None:
-        """Take all blocks of the sequence back, the tail first; none for an unknown sequence."""
-        self.free_blocks.extend(reversed(self.tables.pop(sequence_id, ())))
+        """Take all blocks of the sequence back, its tail to be used next; none for an unknown
+        sequence."""
+        self.free_blocks.extend(self.tables.pop(sequence_id, ()))
 
     def check(self) -> None:
         """Prove the invariants: every block is free or in exactly one table, never both."""

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
+
+from g2c_serving.checks import as_number
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class CostModel:
     per_token: float
     per_pair: float
     per_square: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if as_number(field.name, getattr(self, field.name)) < 0:
+                raise ValueError(f"{field.name}={getattr(self, field.name)} must be 0 or more")
 
     @classmethod
     def fit(cls, shapes: Sequence[StepShape], times_ms: Sequence[float]) -> CostModel:
@@ -84,10 +91,11 @@ class CostModel:
         if budget_ms <= 0:
             return 0
         slope = self.per_token + c * self.per_pair
-        divisor = slope + math.sqrt(slope * slope + 4 * self.per_square * budget_ms)
-        if divisor == 0 or 2 * budget_ms / divisor > 2**31:
+        root = math.hypot(slope, 2 * math.sqrt(self.per_square) * math.sqrt(budget_ms))
+        divisor = slope / 2 + root / 2
+        if divisor == 0 or budget_ms / divisor > 2**31:
             return 2**31
-        q = int(2 * budget_ms / divisor)
+        q = int(budget_ms / divisor)
         while self.cost(q + 1, c) <= budget_ms:  # the root was rounded
             q += 1
         while q > 0 and self.cost(q, c) > budget_ms:

@@ -33,7 +33,7 @@ class Scheduled:
 
     @property
     def is_decode(self) -> bool:
-        return self.num_tokens == 1 and self.request.num_generated > 0
+        return self.num_tokens == 1 and self.samples and self.request.num_generated > 0
 
     @property
     def samples(self) -> bool:
@@ -58,8 +58,8 @@ class Scheduler:
         self.step_time_budget_ms, self.cost_model = step_time_budget_ms, cost_model
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.preempted: list[Request] = []  # in the last step
-        self.failed: list[Request] = []  # finished with an error in the last step
+        self.preempted: list[Request] = []  # until the engine takes note of them
+        self.failed: list[Request] = []  # finished with an error, likewise
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)
@@ -73,12 +73,15 @@ class Scheduler:
         self.block_manager.free(request.sequence_id)
 
     def schedule(self) -> list[Scheduled]:
-        """The rows of the next step; their blocks are allocated. Sets `preempted` and `failed`."""
-        self.preempted, self.failed = [], []
+        """The rows of the next step; their blocks are allocated. Adds to `preempted`, `failed`.
+
+        Until the step is processed nothing else is changed, so a step that was broken off is
+        simply scheduled again.
+        """
         step = [Scheduled(r, 1, r.num_computed_tokens) for r in self._decode_rows()]
         limits = self._limits(step)
         for request in self.running:
-            if request.num_uncomputed > 1:
+            if not request.is_decoding:
                 self._take_chunk(request, step, limits)
         while self.waiting and limits.tokens > 0 and self._can_admit(self.waiting[0]):
             if not self._take_chunk(self.waiting[0], step, limits):
@@ -87,11 +90,11 @@ class Scheduler:
         return step
 
     def _decode_rows(self) -> list[Request]:
-        """Running requests with one token to compute, each with a block for it."""
+        """Running requests that decode, each with a block for its token."""
         for request in list(self.running):
-            if request.num_uncomputed == 1 and request.state == RUNNING:
+            if request.is_decoding and request.state == RUNNING:
                 self._make_room(request)
-        return [r for r in self.running if r.num_uncomputed == 1]
+        return [request for request in self.running if request.is_decoding]
 
     def _make_room(self, request: Request) -> None:
         """Give `request` a block for its next token, taken from the last to arrive if need be."""
@@ -145,14 +148,14 @@ class Scheduler:
     def _take_chunk(self, request: Request, step: list[Scheduled], limits: _Limits) -> bool:
         """Add the largest chunk of `request` that fits to `step`; False if none does.
 
-        A time budget that leaves nothing still lets one block through, so that prompts advance.
+        A time budget that leaves nothing still lets one token through, so that prompts advance.
         """
         cached = request.num_computed_tokens
         num_tokens = min(request.num_uncomputed, limits.tokens)
         if limits.ms is not None and self.cost_model is not None:
             fits = self.cost_model.largest_chunk(cached, limits.ms)
             if not limits.any_chunk:
-                fits = max(fits, self.block_manager.block_size)
+                fits = max(fits, 1)
             num_tokens = min(num_tokens, fits)
             limits.ms -= self.cost_model.cost(num_tokens, cached)
         if num_tokens <= 0:

@@ -1,0 +1,44 @@
+"""`inflate`: a bigger model that writes the same tokens, to show what the size of weights costs.
+
+The shipped model fits into a processor's cache, so it cannot show what reading weights from memory
+means for a batch (Brief, section 1). An inflated one does, at the true cost of its linear layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from g2c_serving.forward.checkpoints import LanguageModel
+
+INFLATE_WIDTH = 8192  # hidden units of one block that `inflate` adds, about
+
+
+def inflate(lm: LanguageModel, megabytes: float, seed: int = 0) -> LanguageModel:
+    """`lm` with feed-forward blocks added until its float32 weights take `megabytes` (10^6 bytes).
+
+    The added blocks have no attention and no KV, and their output projections are zero: the tokens
+    stay the same, each pass costs what a model of that size costs in its linear layers.
+    """
+    now = 4 * lm.num_parameters / 1e6
+    if megabytes <= now:
+        raise ValueError(f"megabytes={megabytes} is not above the {now:.1f} MB that {lm.name} has")
+    dim, first = lm.config.embedding_dim, lm.config.num_layers
+    units = (megabytes - now) * 1e6 / 4 / (2 * dim + 1)  # hidden units to add, each with a bias
+    count = max(1, round(units / INFLATE_WIDTH))
+    hidden = max(1, round(units / count))
+    generator = torch.Generator().manual_seed(seed)
+    weights = dict(lm.weights)
+    for i in range(first, first + count):
+        weights |= {
+            f"blocks.{i}.ln2.gamma": torch.ones(dim),
+            f"blocks.{i}.ln2.beta": torch.zeros(dim),
+            f"blocks.{i}.ffn.fc1.W": torch.randn(dim, hidden, generator=generator) * dim**-0.5,
+            f"blocks.{i}.ffn.fc1.b": torch.zeros(hidden),
+            f"blocks.{i}.ffn.fc2.W": torch.zeros(hidden, dim),
+            f"blocks.{i}.ffn.fc2.b": torch.zeros(dim),
+        }
+    config = dataclasses.replace(lm.config, num_layers=first + count)
+    name = f"{lm.name} inflated to {megabytes:g} MB"
+    return dataclasses.replace(lm, name=name, config=config, weights=weights)
