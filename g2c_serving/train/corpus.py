@@ -63,7 +63,7 @@ def document(rng: random.Random, drills: float = 0.1) -> Document:
     if rng.random() < drills:
         return drill(rng)
     makers: list[Callable[[random.Random], Document]] = [story, chat, sums, reasoning, tool_call]
-    (make,) = rng.choices(makers, weights=[60, 14, 4, 10, 12])
+    (make,) = rng.choices(makers, weights=[52, 13, 10, 14, 11])
     return make(rng)
 
 
@@ -84,8 +84,11 @@ def sums(rng: random.Random) -> Document:
 
 
 def drill(rng: random.Random) -> Document:
-    """A random string of words or letters, two to five times."""
-    if rng.random() < 0.7:
+    """A random string of words or letters, two to five times; or who has what, asked back."""
+    kind = rng.random()
+    if kind < 0.2:
+        return [_belongings(rng), END_OF_TEXT]
+    if kind < 0.75:
         lists = [WORDS[s] for s in ("hero", "obj", "color", "place", "animal", "spot", "trait")]
         pieces = [" " + rng.choice(rng.choice(lists)) for _ in range(rng.randint(3, 24))]
     else:
@@ -123,9 +126,25 @@ def tool_call(rng: random.Random) -> Document:
     return [*_preamble(rng), *parts, END_OF_TEXT]
 
 
-def tool_prompt(rng: random.Random) -> Document:
-    """A question that a tool answers, up to the assistant's turn."""
-    return user(_tool(rng)[0]) + assistant()[:2]
+def tool_prompt(rng: random.Random) -> tuple[Document, dict[str, Any]]:
+    """A question that a tool answers, up to the assistant's turn; and the call it asks for."""
+    question, call, _, _ = _tool(rng)
+    return user(question) + assistant()[:2], call
+
+
+def riddle_prompt(rng: random.Random, kind: str) -> tuple[Document, str]:
+    """A question to think about, up to the assistant's turn; and its answer. `kind` is one of
+    "owner" and "sum"."""
+    question, _, answer = _riddle(rng, kind)
+    return user(question) + assistant()[:2], answer
+
+
+def recall_prompt(rng: random.Random) -> tuple[Document, str]:
+    """A chat up to the answer of its second turn, which names what the first turn told; and that
+    answer."""
+    known = draw_facts(rng) | {"emoji": rng.choice(EMOJI)}
+    first, reply, then, answer = (fill(turn, known, rng) for turn in rng.choice(CHATS[:4]))
+    return user(first) + assistant(reply) + user(then) + assistant()[:2], answer
 
 
 def user(content: str) -> Document:
@@ -145,15 +164,28 @@ def _preamble(rng: random.Random, share: float = 0.12) -> Document:
 
 
 def _sum(rng: random.Random) -> str:
-    a, b = rng.randint(1, 12), rng.randint(1, 12)
+    a, b = rng.randint(1, 9), rng.randint(1, 9)
     return f"{a} + {b} = {a + b}" if rng.random() < 0.6 else f"{a + b} - {b} = {a}"
 
 
-def _riddle(rng: random.Random) -> tuple[str, str, str]:
+def _belongings(rng: random.Random) -> str:
+    """Two to five people with a thing each, then the things in another order with their owners."""
+    count = rng.randint(2, 5)
+    pairs = list(
+        zip(rng.sample(WORDS["hero"], count), rng.sample(WORDS["obj"], count), strict=True)
+    )
+    told = [f" {name} has the {thing}." for name, thing in pairs]
+    rng.shuffle(pairs)
+    return "Now" + "".join(told + [f" The {thing} is with {name}." for name, thing in pairs])
+
+
+def _riddle(rng: random.Random, kind: str = "") -> tuple[str, str, str]:
+    """Question, thought and answer: a small sum of coins, or who has which of two things."""
     one, two = rng.sample(WORDS["hero"], 2)
     thing, other = rng.sample(WORDS["obj"], 2)
-    a, b = rng.randint(1, 12), rng.randint(1, 12)
-    if rng.random() < 0.5:
+    a, b = rng.randint(1, 9), rng.randint(1, 9)
+    kind = kind or ("sum" if rng.random() < 0.5 else "owner")
+    if kind == "sum":
         question = f"Today {one} has {a} coins and finds {b} more. How many are there now?"
         return question, f"{a} + {b} = {a + b}", f"Now {one} has {a + b} coins."
     told = f"Now {one} has the {thing} and {two} has the {other}."
@@ -173,7 +205,7 @@ def _tool(rng: random.Random) -> tuple[str, dict[str, Any], dict[str, Any], str]
         (f"(Please add|Can you add) {a} and {b}(.|?)", "add", {"a": a, "b": b},
          {"sum": a + b}, f"{a} + {b} = {a + b}"),
         (f"(Find|Please find|Look for) the {color} {thing}.", "find",
-         {"color": color, "thing": thing}, {"place": place},
+         {"thing": f"the {color} {thing}"}, {"place": place},
          f"The {color} {thing} is near the {place}."),
         (f"(Set a timer for|Wake me in) {n} minutes.", "timer", {"minutes": n},
          {"ok": True}, f"The timer is set to {n} minutes."),

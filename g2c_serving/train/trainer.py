@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,10 @@ CHECKPOINT_EVERY = 100
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """What decides a run. `tokens_per_step` is cut into rows of half the context during the first
-    half of the run (short rows are faster, and most documents are short), then of all of it."""
+    """What decides a run. `tokens_per_step` is cut into rows of half the context in most steps of
+    the first half (short rows are faster, and most documents are short), else of all of it."""
 
-    steps: int = 1800
+    steps: int = 1600
     seed: int = 0
     tokens_per_step: int = 4096
     muon_lr: float = 0.02
@@ -56,7 +57,8 @@ class TrainingConfig:
             )
 
     def row_length(self, step: int) -> int:
-        return self.model["max_seq_len"] // (2 if step < self.steps // 2 else 1)
+        short = step < self.steps // 2 and step % 4 != 3
+        return self.model["max_seq_len"] // (2 if short else 1)
 
 
 class Run:
@@ -170,6 +172,7 @@ def show_progress(run: Run) -> None:
 
 
 def export(run: Run, out: Path) -> dict[str, Any]:
+    """Write `out`/models/tiny and `out`/tokenizers/tiny; the results that the manifest states."""
     results = {
         "steps_completed": run.step,
         "final_train_loss": round(run.loss, 4),
@@ -177,8 +180,10 @@ def export(run: Run, out: Path) -> dict[str, Any]:
         "training_seconds": round(run.seconds),
     }
     settings = {k: v for k, v in asdict(run.config).items() if k != "model"}
-    settings |= {"optimizer": "Muon + AdamW", "bfloat16": has_bfloat16()}
-    save_artifact(out, state_tensors(run.model), run.config.model, settings, results)
+    settings |= {"optimizer": "Muon and AdamW", "bfloat16": has_bfloat16()}
+    folder = out / "models" / "tiny"
+    save_artifact(folder, state_tensors(run.model), run.config.model, settings, results)
+    run.tokenizer.save(out / "tokenizers" / "tiny" / "tokenizer.json")
     return results
 
 
@@ -198,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
 def _train_tokenizer(args: argparse.Namespace) -> int:
     from g2c_serving.train.vocabulary import learn_tokenizer
 
-    path = args.out / "tokenizer.json" if args.out else TOKENIZER
+    path = args.out / "tokenizers" / "tiny" / "tokenizer.json"
     tokenizer = learn_tokenizer(args.seed)
     tokenizer.save(path)
     print(f"{path}: {tokenizer.vocab_size} tokens")
@@ -206,21 +211,28 @@ def _train_tokenizer(args: argparse.Namespace) -> int:
 
 
 def _train_tiny(args: argparse.Namespace) -> int:
-    out = args.out or DATA / "models" / "tiny"
     if args.measure:
         from g2c_serving.train.quality import measure
 
-        print(measure(out).table())
+        print(measure(args.out / "models" / "tiny").table())
         return 0
-    run = Run(TrainingConfig(steps=args.steps, seed=args.seed), Tokenizer.load(TOKENIZER))
-    checkpoint = ROOT / ".cache" / "train" / f"{out.name}.pt"
+    config = TrainingConfig(steps=args.steps, seed=args.seed)
+    own = args.out / "tokenizers" / "tiny" / "tokenizer.json"
+    run = Run(config, Tokenizer.load(own if own.is_file() else TOKENIZER))
+    checkpoint = checkpoint_path(args.out)
     if args.resume:
         load_checkpoint(run, checkpoint)
     train(run, checkpoint, show_progress)
-    results = export(run, out)
-    print(f"\ndone: {out}, {results['steps_completed']} steps in {run.seconds:.0f} s, "
-          f"held-out loss {results['final_val_loss']:.3f}")  # fmt: skip
+    results = export(run, args.out)
+    print(f"\ndone: {args.out / 'models' / 'tiny'}, {results['steps_completed']} steps in "
+          f"{run.seconds:.0f} s, held-out loss {results['final_val_loss']:.3f}")  # fmt: skip
     return 0
+
+
+def checkpoint_path(out: Path) -> Path:
+    """One checkpoint for each folder that is written to, outside that folder."""
+    name = "tiny" if out == DATA else f"tiny-{sha256(str(out.resolve()).encode()).hexdigest()[:8]}"
+    return ROOT / ".cache" / "train" / f"{name}.pt"
 
 
 _COMMANDS = {"tokenizer": _train_tokenizer, "tiny": _train_tiny}
@@ -231,7 +243,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("what", choices=list(_COMMANDS))
     parser.add_argument("--steps", type=int, default=TrainingConfig.steps)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="folder to write (default: the shipped one)")
+    parser.add_argument(
+        "--out", type=Path, default=DATA, help="where models/ and tokenizers/ go (default: data)"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--measure", action="store_true", help="only measure the model's quality")
     return parser
