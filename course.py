@@ -3,6 +3,7 @@
     python course.py             set up once, then open the notebooks in JupyterLab
     python course.py test        run the tests (add --slow for the long proofs alone)
     python course.py doctor      say what is wrong with the set-up, and what mends it
+    python course.py --cpu       start; set up with torch's small build, without CUDA
 
 What follows `start` goes to JupyterLab, what follows `test` goes to pytest:
     python course.py start --port=8890
@@ -21,6 +22,7 @@ import time
 import venv
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
@@ -33,7 +35,7 @@ PAGE_CONFIG = "etc/jupyter/labconfig/page_config.json"  # of JupyterLab, inside 
 OLDEST, NEWEST = (3, 11), (3, 13)
 TESTED = "3.11, 3.12 and 3.13"
 DISK_GB = {False: 2.0, True: 8.0}  # needed for the install; True: torch comes with CUDA
-CPU_LINE = "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu python course.py"
+CPU_LINE = "python course.py --cpu"
 MODULES = ("torch", "numpy", "safetensors", "tokenizers", "ipywidgets", "ipykernel")
 MODULES += ("jupyterlab", "matplotlib", "nbclient", "pytest", "g2c_serving")
 CHECKPOINT = (
@@ -107,12 +109,12 @@ def set_up() -> None:
     refuse_old_python()
     if not works(PYTHON):
         make_environment()
-    if linux_without_gpu() and not has_torch():
+    if linux_without_gpu() and not has_torch() and "--cpu" not in sys.argv:
         print(
             "On Linux, torch brings CUDA libraries of several GB, and no NVIDIA GPU was seen here."
             f"\nFor the small build, stop with Ctrl+C and run:  {CPU_LINE}"
         )
-    install()
+    install(small_torch="--cpu" in sys.argv)
     silence_news(VENV / PAGE_CONFIG)
     STAMP.write_text(setup_hash())
 
@@ -138,27 +140,41 @@ def make_environment() -> None:
         )
 
 
-def install() -> None:
+def install_commands(small_torch: bool) -> list[list]:
+    """What installs requirements.txt. The small torch comes first where it is asked for, through
+    uv, which knows where torch's builds lie; pip then finds torch in place."""
+    pip = [PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    commands = [pip + ["-r", "requirements.txt"]]
+    if small_torch:
+        lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+        torch = next(line for line in lines if line.startswith("torch"))
+        uv = [PYTHON, "-m", "uv", "pip", "install", "-q", "--python", PYTHON]
+        commands = [pip + ["uv"], uv + ["--torch-backend", "cpu", torch], *commands]
+    return commands
+
+
+def install(small_torch: bool = False) -> None:
     """Install requirements.txt, with a line of progress; on failure say what to do."""
-    command = [PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     free = shutil.disk_usage(ROOT).free
     begin = time.monotonic()
     print("Installing the course's packages into .venv (minutes, the first time) ...", flush=True)
     with LOG.open("w", encoding="utf-8") as log:
-        job = subprocess.Popen(
-            command + ["-r", "requirements.txt"],
-            cwd=ROOT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-        )
-        while job.poll() is None:
-            show_progress(begin, free)
-            time.sleep(0.5)
+        failed = any(run_logged(c, log, begin, free) for c in install_commands(small_torch))
     show_progress(begin, free, end="\n")
-    if job.returncode:
+    if failed:
         lines = LOG.read_text(encoding="utf-8", errors="replace").splitlines()
         sys.exit("\n".join(lines[-15:] + ["", *install_remedies(shutil.disk_usage(ROOT).free)]))
+
+
+def run_logged(command: list, log: TextIO, begin: float, free: int) -> int:
+    """Run one command with its output in `log`, showing progress; its exit status."""
+    job = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+    )
+    while job.poll() is None:
+        show_progress(begin, free)
+        time.sleep(0.5)
+    return job.returncode
 
 
 def silence_news(config: Path) -> None:
@@ -388,6 +404,7 @@ def dotted(version: tuple[int, ...]) -> str:
 
 
 def main(argv: list[str]) -> int:
+    argv = [word for word in argv if word != "--cpu"]
     command, extra = (argv[0], argv[1:]) if argv else ("start", [])
     if command in ("-h", "--help", "help"):
         print(__doc__)

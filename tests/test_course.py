@@ -79,12 +79,12 @@ def test_disk(course, free_gb, linux, current, levels):
     found = course.check_disk(facts)
     assert [f.level for f in found] == levels
     if free_gb == 5 and linux:
-        assert "whl/cpu" in found[0].remedy
+        assert "--cpu" in found[0].remedy
 
 
 def test_torch_built_for_cuda_without_a_gpu_is_said_with_the_remedy(course):
     (found,) = course.check_torch_build(course.Facts(cuda="13.0", device=False))
-    assert found.level == "warning" and "13.0" in found.what and "whl/cpu" in found.remedy
+    assert found.level == "warning" and "13.0" in found.what and "--cpu" in found.remedy
     assert course.check_torch_build(course.Facts(cuda="13.0", device=True)) == []
     assert course.check_torch_build(course.Facts(cuda=None)) == []
 
@@ -139,7 +139,7 @@ def test_it_installs_once_and_again_only_after_a_failure_or_a_change(course, cop
     monkeypatch.setattr(course, "is_current", lambda: stamp.exists())
     monkeypatch.setattr(course, "setup_hash", lambda: "hash")
 
-    def fail():
+    def fail(small_torch):
         calls.append("failed")
         sys.exit("pip failed")
 
@@ -147,7 +147,7 @@ def test_it_installs_once_and_again_only_after_a_failure_or_a_change(course, cop
     with pytest.raises(SystemExit):
         course.set_up()
     assert not stamp.exists()  # a failed install is tried again
-    monkeypatch.setattr(course, "install", lambda: calls.append("installed"))
+    monkeypatch.setattr(course, "install", lambda small_torch: calls.append("installed"))
     course.set_up()
     course.set_up()
     assert calls == ["failed", "installed"]
@@ -222,3 +222,11 @@ def test_words_after_test_go_to_pytest(course, monkeypatch, words, given):
     monkeypatch.setattr(course, "run", lambda command: started.extend(command) or 0)
     course.main(["test", *words])
     assert started[1:] == ["-m", "pytest", *given]
+
+
+def test_the_small_torch_comes_before_everything_else(course):
+    """--cpu: uv takes torch's CPU build in our own range, then pip finds it in place."""
+    get_uv, torch, rest = course.install_commands(small_torch=True)
+    assert get_uv[-1] == "uv"
+    assert torch[-3:-1] == ["--torch-backend", "cpu"] and torch[-1].startswith("torch>=")
+    assert [rest] == course.install_commands(small_torch=False)
