@@ -8,6 +8,7 @@ stays zero. `state_tensors` gives the weights under the names and shapes of the 
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -81,7 +82,7 @@ def state_tensors(model: GPT) -> dict[str, Tensor]:
         "ln_final.beta": model.ln_final.bias,
         "head_bias": torch.zeros(model.token_embed.num_embeddings),
     }
-    for i, block in enumerate(model.blocks):
+    for i, block in enumerate(cast(list[Block], list(model.blocks))):
         (q, k, v), (bq, bk, bv) = block.qkv.weight.chunk(3), block.qkv.bias.chunk(3)
         linears = {
             "attn.q_proj": (q, bq),

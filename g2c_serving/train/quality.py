@@ -154,7 +154,7 @@ def _answers(engine: g.Engine, count: int) -> list[Score]:
 
 def _answer(text: str) -> str:
     """What stands between the thought, if there is one, and the end of the turn."""
-    return re.fullmatch(r"(?:<think>.*</think>)?(.*?)(?:<\|end\|>)?", text, re.DOTALL)[1]
+    return re.sub(r"^<think>.*</think>|<\|end\|>$", "", text, flags=re.DOTALL)
 
 
 def _sample(engine: g.Engine, prompts: Sequence, max_tokens: int) -> list[g.RequestOutput]:
