@@ -30,7 +30,7 @@ from g2c_serving.lab.plots import (
 from g2c_serving.lab.workload import Arrival, Life, Run, run
 from g2c_serving.request import SamplingParams
 
-USERS, NEW_TOKENS = 64, 24
+USERS, NEW_TOKENS = 64, 16
 LOOP = "its turn"
 
 
@@ -124,7 +124,7 @@ def prefill_race(
     by_loop, by_pass = [], []
     for n in lengths:
         ids = [32 + i % 90 for i in range(n)]
-        by_loop.append(min(_loop_ms(model, ids) for _ in range(repeats if n < 200 else 1)))
+        by_loop.append(min(_loop_ms(model, ids) for _ in range(repeats if n < 100 else 1)))
         by_pass.append(min(_pass_ms(lm, ids) for _ in range(repeats)))
     figure = new_figure()
     with style():

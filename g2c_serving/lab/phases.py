@@ -57,7 +57,7 @@ class Curve:
         return self.at(many) / self.at(few)
 
 
-def measure(lm: LanguageModel, name: str = "", steps: int = 5) -> tuple[Curve, Curve]:
+def measure(lm: LanguageModel, name: str = "", steps: int = 4) -> tuple[Curve, Curve]:
     """The decode and the prefill curve of `lm`: medians of measured engine steps."""
     name = name or lm.name
     decode, prefill = decode_ms(lm, DECODE_ROWS, steps), prefill_ms(lm, PREFILL_TOKENS)
@@ -87,7 +87,7 @@ def decode_ms(lm: LanguageModel, rows: Sequence[int], steps: int = 5) -> tuple[f
     return tuple(median(times[many][1:]) for many in rows)
 
 
-def prefill_ms(lm: LanguageModel, tokens: Sequence[int], repeats: int = 3) -> tuple[float, ...]:
+def prefill_ms(lm: LanguageModel, tokens: Sequence[int], repeats: int = 2) -> tuple[float, ...]:
     """Median ms of steps that prefill each of the given numbers of prompt tokens, and no more."""
     engine = Engine(lm, EngineConfig(num_blocks=128, max_num_batched_tokens=max(tokens)))
     found = []

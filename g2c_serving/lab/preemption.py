@@ -22,7 +22,7 @@ from g2c_serving.lab.plots import BLACK, BLUE, source_note
 from g2c_serving.lab.workload import Run, arrivals, run
 
 REQUESTS, BLOCK = 5, 8
-POOLS = (9, 12, 16, 20, 24, 32)  # blocks; 32 are enough for all five
+POOLS = (9, 12, 16, 24, 32)  # blocks; 32 are enough for all five
 KINDS = (lanes.WAITS, lanes.PREFILL, lanes.DECODE, lanes.AGAIN)
 
 
