@@ -58,9 +58,13 @@ class Curve:
 
 
 def measure(lm: LanguageModel, name: str = "", steps: int = 4) -> tuple[Curve, Curve]:
-    """The decode and the prefill curve of `lm`: medians of measured engine steps."""
+    """The decode and the prefill curve of `lm`: medians of measured engine steps.
+
+    steps: decode steps timed at each point. A small model's are short: take more, it is quieter.
+    """
     name = name or lm.name
-    decode, prefill = decode_ms(lm, DECODE_ROWS, steps), prefill_ms(lm, PREFILL_TOKENS)
+    decode = decode_ms(lm, DECODE_ROWS, steps)
+    prefill = prefill_ms(lm, PREFILL_TOKENS, max(2, steps // 2))
     return (
         Curve(name, "decode", DECODE_ROWS, decode),
         Curve(name, "prefill", PREFILL_TOKENS, prefill),

@@ -112,10 +112,10 @@ class Points:
     prefill: list[tuple[float, float]]
 
 
-def measure(lm: LanguageModel) -> Points:
-    """Time a few real steps of each phase."""
-    decode = zip(DECODE, phases.decode_ms(lm, DECODE, steps=3), strict=True)
-    prefill = zip(PREFILL, phases.prefill_ms(lm, PREFILL, repeats=2), strict=True)
+def measure(lm: LanguageModel, steps: int = 4) -> Points:
+    """Time `steps` real decode steps and half as many prefill steps at each point."""
+    decode = zip(DECODE, phases.decode_ms(lm, DECODE, steps), strict=True)
+    prefill = zip(PREFILL, phases.prefill_ms(lm, PREFILL, max(2, steps // 2)), strict=True)
     return Points(
         lm,
         [_point(decode_work(lm, n), ms) for n, ms in decode],
