@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -30,12 +29,14 @@ from g2c_serving.schedule.cost_model import CostModel, StepShape
 
 CHUNKS = (16, 32, 64, 128, 256)  # q; c then takes every multiple of q up to the context limit
 DECODERS = ((1, 8), (8, 8), (32, 8), (8, 200), (16, 200))  # (rows, tokens that each has cached)
-REPEATS = 2
+REPEATS = 3
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The model, and the measured steps that it was fitted to: each shape's median ms."""
+    """The model, and the measured steps that it was fitted to: each shape's fastest run.
+
+    The fastest, not the median: what slows a step down from outside is not its shape's cost."""
 
     model: CostModel
     shapes: tuple[StepShape, ...]
@@ -54,7 +55,7 @@ def fit(lm: LanguageModel, repeats: int = REPEATS) -> Fit:
     for _ in range(repeats):
         for record in profile(lm):
             times[record.shape].append(record.total_ms)
-    shapes, ms = tuple(times), tuple(median(found) for found in times.values())
+    shapes, ms = tuple(times), tuple(min(found) for found in times.values())
     return Fit(CostModel.fit(shapes, ms), shapes, ms)
 
 
