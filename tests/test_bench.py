@@ -98,7 +98,7 @@ def test_without_transformers_the_rows_say_so(monkeypatch):
 
 
 def test_a_transformers_with_another_interface_is_named(monkeypatch):
-    def broken(model, prompts, new_tokens):
+    def broken(model, prompts, new_tokens, **options):
         raise ImportError("no ContinuousBatchingConfig")
 
     monkeypatch.setattr(contestants.gpt2, "continuous_generate", broken)
@@ -148,3 +148,12 @@ def test_steps_that_are_compared_have_equal_work():
     assert [step.context for step in steps] == [7, 8, 9]
     assert all(0 <= step.python_ms <= step.ms for step in steps)
     assert len(step_times.dense_steps(lm, 3, [7, 8, 9], PlainLinear)) == 3
+
+
+@pytest.mark.parametrize(("requests", "prompt_len"), [(1, 64), (64, 64), (128, 8), (8, 448)])
+def test_the_lead_in_lets_all_requests_decode_together(requests, prompt_len):
+    """With fewer new tokens the first request would be gone before the last one starts."""
+    lm = random_lm(layers=1, dim=4, heads=1, hidden=4, context=512)
+    new_tokens = 3 + step_times.lead_in(requests, prompt_len)
+    engine = step_times.filled(lm, requests, prompt_len, new_tokens)
+    assert len(step_times.engine_steps(engine, requests, most=3)) == 3

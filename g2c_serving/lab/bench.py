@@ -106,7 +106,7 @@ def growth(
     ]
     rounds = 2 if requests < 8 else 1
     results = race(entries, sizes.growth_new, rounds)
-    ms = step_times.compare(lm, requests, prompt_len, sizes.growth_new, rounds)
+    ms = _decode_steps(lm, requests, prompt_len, sizes.growth_new, rounds)
     row: dict[str, float] = {"requests": requests, "prompt": prompt_len}
     row |= {name: result.rate for name, result in results.items()}
     row |= {"step ms": ms["ours"], "dense ms": ms["dense"]}
@@ -116,7 +116,7 @@ def growth(
 def step_growth(lm: LanguageModel, requests: int, prompt_len: int) -> dict[str, float]:
     """Decode steps alone, at one number of requests."""
     _progress(f"{lm.name}: steps of {requests} requests")
-    ms = step_times.compare(lm, requests, prompt_len, new_tokens=8, repetitions=2)
+    ms = _decode_steps(lm, requests, prompt_len, steps=8, rounds=2)
     return {
         "requests": requests,
         "step ms": ms["ours"],
@@ -139,6 +139,13 @@ def main(argv: list[str] | None = None) -> int:
     report = measure(load(choice.model), QUICK if choice.quick else Sizes())
     print(report.as_json() if choice.json else table(report))
     return 0
+
+
+def _decode_steps(
+    lm: LanguageModel, requests: int, prompt_len: int, steps: int, rounds: int
+) -> dict[str, float]:
+    new_tokens = steps + step_times.lead_in(requests, prompt_len)
+    return step_times.compare(lm, requests, prompt_len, new_tokens, rounds, most=steps)
 
 
 def _race(

@@ -27,6 +27,8 @@ from g2c_serving.request import SamplingParams
 Prompts = Sequence[Sequence[int]]
 Serve = Callable[[Prompts, int], list[list[int]]]
 
+TOKENS_A_STEP = 1024  # for the two that batch continuously
+
 OURS, ONE_BY_ONE, ONE_USER = "ours", "ours, max_num_seqs=1", "one-user loop"
 CONTINUOUS, PADDED = "transformers continuous batching", "transformers padded generate"
 
@@ -57,8 +59,10 @@ def made_up_prompts(lm: LanguageModel, count: int, length: int) -> list[list[int
 
 
 def ours(lm: LanguageModel, max_num_seqs: int = 128) -> Contestant:
-    """The engine as it is shipped, but for the number of requests that may run at a time."""
-    config = EngineConfig(num_blocks=640, max_num_seqs=max_num_seqs)
+    """The engine, with as many tokens a step as transformers' continuous batching has."""
+    config = EngineConfig(
+        num_blocks=640, max_num_seqs=max_num_seqs, max_num_batched_tokens=TOKENS_A_STEP
+    )
     engine = Engine(lm, config)
 
     def run(prompts: Prompts, new_tokens: int) -> list[list[int]]:
@@ -81,7 +85,8 @@ def transformers_pair(lm: LanguageModel) -> list[Contestant]:
         logging.getLogger(name).setLevel(logging.ERROR)
     model = gpt2.to_gpt2(lm)
     pair = []
-    for name, serve in ((CONTINUOUS, gpt2.continuous_generate), (PADDED, gpt2.padded_generate)):
+    continuous = partial(gpt2.continuous_generate, max_batch_tokens=TOKENS_A_STEP)
+    for name, serve in ((CONTINUOUS, continuous), (PADDED, gpt2.padded_generate)):
         pair.append(Contestant(name, partial(serve, model)))
         try:
             pair[-1].run([[1, 2]], 2)

@@ -18,7 +18,7 @@ class PlainLinear:
     """y = x @ weight + bias by `F.linear`, then optionally exact GELU; weight (in, out)."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight, self.bias = weight.T.contiguous(), bias  # (out, in)
+        self.weight, self.bias = weight.T, bias  # (out, in)
 
     def __call__(self, x: torch.Tensor, gelu: bool = False) -> torch.Tensor:
         y = F.linear(x, self.weight, self.bias)

@@ -109,14 +109,25 @@ def dense_steps(
     return times
 
 
+def lead_in(requests: int, prompt_len: int) -> int:
+    """New tokens that the first of the requests has when the last of them starts to decode."""
+    per_step = EngineConfig().max_num_batched_tokens - requests  # beside the decode rows
+    return -(-requests * prompt_len // per_step)
+
+
 def compare(
-    lm: LanguageModel, requests: int, prompt_len: int, new_tokens: int, repetitions: int
+    lm: LanguageModel,
+    requests: int,
+    prompt_len: int,
+    new_tokens: int,
+    repetitions: int,
+    most: int = 64,
 ) -> dict[str, float]:
     """Mean ms of a decode step, each step the best of interleaved repetitions: `ours`, `python`
     (the part outside forward and sampler), `dense`, `dense_packed`; and the mean `context`."""
     best: dict[str, list[float]] = {}
     for _ in range(repetitions):
-        steps = engine_steps(filled(lm, requests, prompt_len, new_tokens), requests)
+        steps = engine_steps(filled(lm, requests, prompt_len, new_tokens), requests, most)
         contexts = [step.context for step in steps]
         found = {
             "ours": [step.ms for step in steps],
