@@ -23,7 +23,7 @@ from g2c_serving.lab import phases, plots
 from g2c_serving.lab.panel import Panel, choice, stops
 from g2c_serving.lab.plots import line, source_note
 
-DECODE, PREFILL = (1, 8, 64), (16, 64, 256)  # rows at which real steps are timed
+DECODE, PREFILL = (1, 8, 64), (16, 128, 256)  # rows at which real steps are timed
 ROWS, TOKENS = phases.DECODE_ROWS, phases.PREFILL_TOKENS
 
 
