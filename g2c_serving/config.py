@@ -42,7 +42,9 @@ class EngineConfig:
         if self.cost_model is not None and not isinstance(self.cost_model, CostModel):
             raise ValueError(f"cost_model={self.cost_model!r} must be a CostModel, or None")
         if self.step_time_budget_ms is not None:
-            self._check_budget(as_number("step_time_budget_ms", self.step_time_budget_ms))
+            budget = as_number("step_time_budget_ms", self.step_time_budget_ms)
+            object.__setattr__(self, "step_time_budget_ms", budget)
+            self._check_budget(budget)
 
     def _check_budget(self, budget: float) -> None:
         if budget <= 0:

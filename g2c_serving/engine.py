@@ -2,7 +2,7 @@
 
 This is the loop of the Brief's "The change of perspective". Requests join and leave between steps;
 each step advances every running request by a token, or by a chunk of its prompt. The four phases
-live in four folders and know nothing of each other; only this file ties them together.
+live in four folders and do not call each other; this file ties them together.
 
 Mirrors the engine core of DeepInfer (`csrc/engine`). Left out: forks, prefix hits, speculation,
 grammars, overlap of the phases.
@@ -10,10 +10,11 @@ grammars, overlap of the phases.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -23,14 +24,15 @@ from g2c_serving.forward.batch import ForwardBatch, build_batch
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.model import Transformer
 from g2c_serving.history import HISTORY_STEPS, EngineStats, StepRecord, Stopwatch, rows_of
-from g2c_serving.process.tokenizer import Part
+from g2c_serving.intake import Prompt, check_can_run, encode_prompt, one_each
+from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.request import FINISHED, Request, RequestOutput, SamplingParams
 from g2c_serving.sample.rng import sample_seed
 from g2c_serving.sample.sampler import SamplingBatch, sample
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.scheduler import Scheduled, Scheduler
 
-Prompt = str | Sequence[int] | Sequence[Part]  # a str is untrusted text through and through
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -51,6 +53,7 @@ class Engine:
         self.stats = EngineStats()
         self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
         self._requests: dict[int, list[Request]] = {}  # unfinished samples by request id
+        self._unreported: list[RequestOutput] = []  # of a step that an interrupt cut short
         self._next_request_id = self._next_sequence_id = 0
         self._made = time.perf_counter()
 
@@ -62,44 +65,33 @@ class Engine:
 
     def add(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
         """Queue a prompt and return its request id. ValueError for what could never run."""
-        params = params or SamplingParams()
-        prompt_token_ids = self._encode(prompt)
-        self._check_can_run(prompt_token_ids, params)
-        seed = secrets.randbits(64) if params.seed is None else params.seed
-        stop_ids = set(params.stop_token_ids)
-        if self.lm.eos_id is not None and not params.ignore_eos:
-            stop_ids.add(self.lm.eos_id)
-        request_id = self._next_request_id
-        self._next_request_id += 1
-        samples = self._requests[request_id] = []
-        for i in range(params.n):
-            request = Request(
-                request_id,
-                self._next_sequence_id,
-                i,
-                prompt_token_ids,
-                params,
-                sample_seed(seed, i),
-                stop_ids=frozenset(stop_ids),
-            )
-            self._next_sequence_id += 1
-            samples.append(request)
-            self.scheduler.add(request)
-        return request_id
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"params is {params!r}: pass SamplingParams(...)")
+        prompt_token_ids = encode_prompt(self.lm.tokenizer, prompt)
+        check_can_run(prompt_token_ids, params, self.lm, self.config)
+        samples = self._samples(prompt_token_ids, params)
+        with deferred_interrupt():
+            self._next_sequence_id += params.n
+            self._next_request_id += 1
+            self._requests[samples[0].request_id] = samples
+            self.scheduler.add(samples)
+        return samples[0].request_id
 
     def abort(self, request_id: int) -> list[RequestOutput]:
         """End all samples of a request now; their outputs. KeyError for one that is not running."""
         if request_id not in self._requests:
             raise KeyError(f"request_id {request_id} is not waiting or running in this engine")
         samples = list(self._requests[request_id])
-        for request in samples:
-            request.finish("abort")
-            self._drop(request)
+        with deferred_interrupt():
+            for request in samples:
+                self._drop(request)
+                request.finish("abort")
         return [RequestOutput(request, self.lm.tokenizer) for request in samples]
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Run all prompts to their end: params.n outputs a prompt, in the prompts' order.
@@ -109,6 +101,7 @@ class Engine:
         """
         if isinstance(prompts, str):
             raise TypeError("prompts is one str: pass a list, [prompt]")
+        prompts = list(prompts)
         if self.has_unfinished:
             raise RuntimeError(
                 f"{len(self._requests)} requests are unfinished: call step() until has_unfinished "
@@ -116,7 +109,7 @@ class Engine:
             )
         finished: dict[tuple[int, int], RequestOutput] = {}
         try:
-            for prompt, one in zip(prompts, _one_each(params, len(prompts)), strict=True):
+            for prompt, one in zip(prompts, one_each(params, len(prompts)), strict=True):
                 self.add(prompt, one)
             while self.has_unfinished:
                 for output in self.step():
@@ -131,13 +124,19 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Advance every running request; the outputs of those that advanced or ended.
 
-        Without unfinished requests there is nothing to do and nothing is recorded.
+        An interrupt ends the step between its phases, not within the bookkeeping of one: the next
+        step goes on from there. Without unfinished requests nothing is done or recorded.
         """
-        if not self.has_unfinished:
-            return []
+        if self.has_unfinished:
+            self._step()
+        outputs, self._unreported = self._unreported, []
+        return outputs
+
+    def _step(self) -> None:
         watch = Stopwatch()
         record = StepRecord(start_ms=1e3 * (time.perf_counter() - self._made))
-        scheduled, batch = self._schedule()
+        with deferred_interrupt():
+            scheduled, batch = self._schedule()
         record.rows = rows_of(scheduled)
         record.schedule_ms = watch.lap()
         tokens, error = [], None
@@ -147,12 +146,14 @@ class Engine:
             tokens = self._sample(scheduled, logits)
             record.sample_ms = watch.lap()
         except Exception as err:  # it belongs to no row in particular: all rows of the step end
+            logger.exception("a step failed; its %d requests end with an error", len(scheduled))
             error = f"{type(err).__name__} in the step: {err}"
             record.forward_ms += watch.lap()
-        outputs = self._process(scheduled, tokens, error)
-        self._remember(record, outputs)
-        record.process_ms = watch.lap()
-        return outputs
+        with deferred_interrupt():
+            outputs = self._process(scheduled, tokens, error)
+            self._unreported += outputs
+            self._remember(record, outputs)
+            record.process_ms = watch.lap()
 
     # the four phases
 
@@ -163,9 +164,9 @@ class Engine:
         self.cache.clear(self.block_manager.take_fresh())
         if not scheduled:
             return [], None
-        scheduled.sort(key=lambda s: (s.num_tokens, s.num_cached))
+        scheduled.sort(key=lambda s: (s.num_tokens, s.num_computed))
         chunks = [
-            (s.request.token_ids[s.num_cached : s.num_cached + s.num_tokens], s.num_cached)
+            (s.request.token_ids[s.num_computed : s.num_computed + s.num_tokens], s.num_computed)
             for s in scheduled
         ]
         tables = [self.block_manager.tables[s.request.sequence_id] for s in scheduled]
@@ -241,33 +242,24 @@ class Engine:
         if not samples:
             del self._requests[request.request_id]
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self.lm.tokenizer.encode(prompt)
-        parts = list(prompt)
-        if all(isinstance(p, int | np.integer) and not isinstance(p, bool) for p in parts):
-            return [int(p) for p in parts]
-        return self.lm.tokenizer.encode_parts(parts)
-
-    def _check_can_run(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        num_tokens, limit = len(prompt_token_ids), self.lm.config.max_seq_len
-        if num_tokens == 0:
-            raise ValueError("prompt is empty: give it at least one token")
-        for token_id in (*prompt_token_ids, *params.stop_token_ids):
-            if not 0 <= token_id < self.lm.vocab_size:
-                raise ValueError(
-                    f"token id {token_id} is outside the vocabulary, 0 to {self.lm.vocab_size - 1}"
-                )
-        if num_tokens >= limit:
-            raise ValueError(
-                f"prompt has {num_tokens} tokens; the context limit of {self.lm.name} is {limit}, "
-                f"so a prompt may have at most {limit - 1}"
+    def _samples(self, prompt_token_ids: list[int], params: SamplingParams) -> list[Request]:
+        """One request for each sample of the prompt, not queued yet."""
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        stop_ids = set(params.stop_token_ids)
+        if self.lm.eos_id is not None and not params.ignore_eos:
+            stop_ids.add(self.lm.eos_id)
+        return [
+            Request(
+                self._next_request_id,
+                self._next_sequence_id + i,
+                i,
+                prompt_token_ids,
+                params,
+                sample_seed(seed, i),
+                stop_ids=frozenset(stop_ids),
             )
-        if self.block_manager.blocks_for(num_tokens) > self.config.num_blocks:
-            raise ValueError(
-                f"prompt of {num_tokens} tokens needs more than all {self.config.num_blocks} "
-                f"blocks of {self.config.block_size}: raise EngineConfig.num_blocks"
-            )
+            for i in range(params.n)
+        ]
 
 
 def _model(lm: LanguageModel, config: EngineConfig) -> Transformer:
@@ -279,13 +271,3 @@ def _model(lm: LanguageModel, config: EngineConfig) -> Transformer:
     if (config.dtype, config.device) == ("float32", "cpu"):
         return lm.model
     return Transformer(lm.config, lm.weights, DTYPES[config.dtype], config.device)
-
-
-def _one_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise ValueError(f"params has {len(params)} entries for {count} prompts: one each, or one")
-    return list(params)

@@ -22,7 +22,7 @@ class Row:
     sample_index: int
     kind: str
     num_tokens: int
-    num_cached: int
+    num_computed: int
 
 
 @dataclass(slots=True)
@@ -63,8 +63,8 @@ class StepRecord:
     def shape(self) -> StepShape:
         """The step as the cost model sees it."""
         decode = [row for row in self.rows if row.kind == "decode"]
-        chunks = tuple((r.num_tokens, r.num_cached) for r in self.rows if r.kind == "prefill")
-        return StepShape(chunks, len(decode), sum(row.num_cached + 1 for row in decode))
+        chunks = tuple((r.num_tokens, r.num_computed) for r in self.rows if r.kind == "prefill")
+        return StepShape(chunks, len(decode), sum(row.num_computed + 1 for row in decode))
 
 
 @dataclass
@@ -104,7 +104,7 @@ def rows_of(scheduled: list[Scheduled]) -> list[Row]:
             s.request.sample_index,
             "decode" if s.is_decode else "prefill",
             s.num_tokens,
-            s.num_cached,
+            s.num_computed,
         )
         for s in scheduled
     ]

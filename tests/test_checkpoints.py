@@ -175,6 +175,18 @@ def test_a_live_model_is_copied_at_load(artifact):
     assert lm.fingerprint != g.load(model, tokenizer=live_tokenizer()).fingerprint
 
 
+@pytest.mark.parametrize("tokenizer", [g.Tokenizer(), 5, object()])
+def test_a_live_model_wants_its_own_tokenizer(tokenizer):
+    """One with fewer tokens than the model would fail only when the text is decoded."""
+    with pytest.raises((ValueError, TypeError), match="tokenizer"):
+        g.load(live_model(course_params()), tokenizer=tokenizer)
+
+
+def test_an_artifact_has_its_tokenizer(artifact):
+    with pytest.raises(ValueError, match="names its own"):
+        g.load(artifact, tokenizer=live_tokenizer())
+
+
 def test_other_kinds_of_model_are_refused(artifact):
     """A BaseLM of the course wraps a Hugging Face model and has no blocks to read."""
     with pytest.raises(TypeError, match="TransformerLM"):

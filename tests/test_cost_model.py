@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from g2c_serving.history import Row, StepRecord
 from g2c_serving.schedule.cost_model import CostModel, StepShape
 
 MODEL = CostModel(
@@ -34,6 +35,12 @@ def test_largest_chunk_against_brute_force(seed):
             continue
         brute = next(q for q in itertools.count() if model.cost(q + 1, c) > budget)
         assert model.largest_chunk(c, budget) == brute
+
+
+def test_a_decode_row_reads_its_own_token_too():
+    """A row on 99 cached tokens reads 100."""
+    record = StepRecord(0.0, rows=[Row(0, 0, "decode", 1, 99), Row(1, 0, "prefill", 5, 7)])
+    assert record.shape == StepShape(((5, 7),), decode_rows=1, decode_context=100)
 
 
 def test_a_budget_that_is_spent_gives_no_chunk():

@@ -2,14 +2,17 @@
 
 import dataclasses
 import math
+import signal
 
 import fakes
 import numpy as np
 import pytest
+import torch
 from fakes import GREEDY, FakeLM, continuation, engine, run
 from small_models import random_lm
 
 import g2c_serving as g
+from g2c_serving.sample.rng import sample_seed
 
 # outputs
 
@@ -140,6 +143,7 @@ def test_samples_of_one_prompt():
     assert len({tuple(outputs[0].token_ids) for outputs in runs.values()}) == 1
     assert len({tuple(o.token_ids) for o in runs[8]}) == 8
     assert [o.sample_index for o in runs[8]] == list(range(8))
+    assert [o.seed for o in runs[8]] == [sample_seed(7, i) for i in range(8)]
     for output in runs[4]:
         alone = engine().generate([[1]], dataclasses.replace(params, seed=output.seed))[0]
         assert alone.token_ids == output.token_ids
@@ -228,6 +232,10 @@ def test_impossible_configurations(field, value):
         ([1, None], "neither Reserved, Text nor str"),
         ([g.Reserved("<|nobody|>")], "nobody"),
         (["a", 5], "neither Reserved, Text nor str"),
+        (5, "prompt is 5"),
+        (b"hello", "prompt is b'hello'"),
+        ({1: 2}, "prompt is"),
+        (g.Text("hi"), "prompt is Text"),
         ("\ud800", "surrogate"),
     ],
 )
@@ -261,6 +269,21 @@ def test_a_top_k_beyond_all_integers_harms_nobody():
     params = [GREEDY, g.SamplingParams(top_k=2**64, max_tokens=2)]
     outputs = e.generate([[1], [2]], params)
     assert [o.finish_reason for o in outputs] == ["length", "length"]
+
+
+@pytest.mark.parametrize("params", [{}, {"max_tokens": 3}, 0, g.SamplingParams])
+def test_params_are_sampling_params(params):
+    e = engine()
+    with pytest.raises(TypeError, match="SamplingParams"):
+        e.add([1], params)
+    with pytest.raises(TypeError, match="SamplingParams"):
+        e.generate([[1]], params)
+    assert not e.has_unfinished
+
+
+def test_prompts_may_come_from_a_generator_and_be_tensors():
+    outputs = engine().generate((torch.tensor([i, i]) for i in range(3)), GREEDY)
+    assert [o.token_ids for o in outputs] == [continuation([i, i], 8) for i in range(3)]
 
 
 def test_an_engine_wants_a_loaded_model_and_a_config():
@@ -355,6 +378,32 @@ def test_an_interrupt_loses_no_failed_request():
     assert final[small].token_ids == continuation([5], 8)
 
 
+@pytest.mark.parametrize("phase", ["schedule", "process"])
+def test_the_stop_button_waits_for_the_bookkeeping(phase):
+    """A real SIGINT in the middle of schedule or process: it comes at the phase's end, and the run
+    goes on with every output reported and every block in its place."""
+    e = engine(num_blocks=6)
+    ids = [e.add([i] * 5, GREEDY) for i in range(3)]
+    target, name = (e.block_manager, "allocate") if phase == "schedule" else (e.scheduler, "remove")
+    real = getattr(target, name)
+
+    def interrupted(*args):
+        setattr(target, name, real)
+        real(*args)
+        signal.raise_signal(signal.SIGINT)
+
+    setattr(target, name, interrupted)
+    final = {}
+    with pytest.raises(KeyboardInterrupt):
+        while e.has_unfinished:
+            final |= {o.request_id: o for o in e.step() if o.finish_reason}
+    e.block_manager.check()
+    for _ in range(100):
+        final |= {o.request_id: o for o in e.step() if o.finish_reason}
+    assert [final[rid].token_ids for rid in ids] == [continuation([i] * 5, 8) for i in range(3)]
+    assert not e.has_unfinished and e.block_manager.num_free == 6
+
+
 def test_an_interrupted_generate_leaves_nothing_behind():
     lm = FakeLM()
     e = engine(lm)
@@ -378,24 +427,40 @@ def test_logits_that_are_not_numbers_end_their_own_request():
     assert final[good].token_ids == continuation([4], 8)
 
 
-@pytest.mark.parametrize("how", ["in one step", "after an abort"])
-def test_what_is_not_a_number_stays_with_its_request(how):
-    """Keys and values that are not numbers, in a block that another request pads with or gets
-    next, would make that one's attention not a number either (0 times NaN)."""
+def broken_at(position: int) -> g.LanguageModel:
+    """A model whose keys and values are not numbers at one position."""
     lm = random_lm(layers=1)
-    lm.weights["pos_embed.weight"][20] = math.nan
-    sound = [5, 6, 7, 8, 9, 10]
+    lm.weights["pos_embed.weight"][position] = math.nan
+    return lm
+
+
+def test_what_is_not_a_number_is_not_padding_for_others():
+    """A request writes what is not a number into block 0 in the step in which a shorter one stands
+    beside it in the batch: 0 times NaN in the attention of the other would be NaN."""
+    lm = broken_at(20)
+    sound = [5, 6, 7, 8, 9, 10, 11, 12, 13]
     expected = g.Engine(lm).generate([sound], GREEDY)[0].token_ids
-    e = g.Engine(lm, g.EngineConfig(block_size=4, num_blocks=16, max_num_batched_tokens=24))
-    e.add([9], g.SamplingParams(temperature=0, max_tokens=2))  # takes block 0, and ends at once
-    bad = e.add([1] * (18 if how == "in one step" else 40), GREEDY)
-    if how == "after an abort":
-        e.step()
-        e.abort(bad)
+    e = g.Engine(lm, g.EngineConfig(block_size=4, num_blocks=32))
+    e.add([9], g.SamplingParams(temperature=0, max_tokens=2))  # takes block 0, and gives it back
+    bad = e.add([1] * 18, g.SamplingParams(temperature=0, max_tokens=30))
     good = e.add(sound, GREEDY)
     final = run(e)
+    assert final[bad].finish_reason == "error"
     assert final[good].token_ids == expected
-    assert bad not in final or final[bad].finish_reason == "error"
+
+
+def test_a_block_is_wiped_for_its_new_owner():
+    """A chunk writes what is not a number, its request is aborted before anybody looks, and others
+    get the blocks: what they have not written yet is read too, and must be zeros."""
+    lm = broken_at(20)
+    expected = g.Engine(lm).generate([[5, 6, 7]], GREEDY)[0].token_ids
+    e = g.Engine(lm, g.EngineConfig(block_size=8, num_blocks=8, max_num_batched_tokens=24))
+    bad = e.add([1] * 40, GREEDY)
+    e.step()
+    e.abort(bad)
+    e.add([1] * 16, g.SamplingParams(temperature=0, max_tokens=3))
+    good = e.add([5, 6, 7], GREEDY)
+    assert run(e)[good].token_ids == expected
 
 
 # what an engine remembers

@@ -65,7 +65,7 @@ def serve(arrivals: list[Arrival], config: g.EngineConfig) -> Outcome:
         [o.token_ids for o in outputs],
         [str(o.finish_reason) for o in outputs],
         engine.stats.preemptions,
-        sum(row.num_cached > 0 for row in chunks),
+        sum(row.num_computed > 0 for row in chunks),
     )
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from small_models import random_ids, random_lm
 
 import g2c_serving as g
+from g2c_serving.forward import attention, kv_cache
 from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.linear import Linear
@@ -99,6 +100,15 @@ def test_logits_of_any_ragged_mix_are_those_of_gpt2(seed):
 
 
 @pytest.mark.skipif(not (DATA / "models" / "tiny").exists(), reason="tiny is not trained yet")
+@pytest.mark.filterwarnings("error")  # torch warns when a buffer is too small and grows
+@pytest.mark.parametrize("limit", ["GATHER_BYTES", "MASK_BYTES"])
+def test_groups_are_cut_where_buffers_end(limit, monkeypatch):
+    """With room for next to nothing each group is cut short, and the logits stay GPT-2's."""
+    module = kv_cache if limit == "GATHER_BYTES" else attention
+    monkeypatch.setattr(module, limit, 1)
+    test_logits_of_any_ragged_mix_are_those_of_gpt2(seed=1)
+
+
 def test_shipped_weights_are_a_gpt2():
     """Right values: transformers with the shipped weights, on a text of 60 tokens in two chunks."""
     lm = g.load("tiny")

@@ -36,7 +36,7 @@ def drawn(probabilities, **options) -> set[int]:
         ([0.1, 0.2, 0.3, 0.4], {"top_k": 0}, {0, 1, 2, 3}),  # nanochat 466: 0 is off
         ([0.1, 0.2, 0.3, 0.4], {"top_k": 99}, {0, 1, 2, 3}),
         ([0.25] * 4, {"top_k": 2}, {0, 1}),  # exactly k, the lowest ids on ties
-        ([0.1, 0.2, 0.3, 0.4], {"top_k": 3, "top_p": 0.5}, {2, 3}),  # p of what k left: 0.45
+        ([0.1, 0.2, 0.3, 0.4], {"top_k": 3, "top_p": 0.77}, {2, 3}),  # of 0.9: 0.4 + 0.3 reach it
         ([0.0, 0.5, 0.0, 0.5], {}, {1, 3}),  # minus infinity is never drawn
     ],
 )

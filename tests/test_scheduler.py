@@ -193,14 +193,36 @@ def test_the_end_of_a_prompt_is_charged_as_a_chunk():
 
 
 def test_rows_that_draw_no_token_are_not_called_decode():
-    """A preempted request that is computed again can have a chunk of one token in the middle."""
-    e = engine(num_blocks=7, max_num_batched_tokens=3, max_num_seqs=3)
-    for i in range(4):
-        e.add([i] * 5, g.SamplingParams(temperature=0, max_tokens=17))
-    drawn = 0
-    while e.has_unfinished:
-        drawn += len(e.step())
+    """A preempted request that is computed again can have a chunk of one token in the middle. A
+    row called decode draws the token after its place, and each place is drawn once."""
+    e = engine(num_blocks=9, max_num_batched_tokens=3, max_num_seqs=3)
+    loads = [(7, 12), (10, 9), (4, 18), (4, 23), (4, 11)]
+    for i, (length, count) in enumerate(loads):
+        e.add([i] * length, g.SamplingParams(temperature=0, max_tokens=count))
+    run(e)
     assert e.stats.preemptions > 0
-    decode = [r for s in e.history for r in rows(s, "decode")]
-    contexts = [(r.request_id, r.num_cached) for r in decode]
-    assert len(set(contexts)) == len(contexts), "each token is drawn once, so each row decodes once"
+    places = [(r.request_id, r.num_computed) for s in e.history for r in rows(s, "decode")]
+    assert len(set(places)) == len(places)
+    assert all(place >= loads[i][0] for i, place in places), "a place in the prompt is no decode"
+
+
+def test_both_queues_stay_in_order_of_arrival():
+    """Whoever runs arrived before all who wait, after preemptions too."""
+    e = engine(num_blocks=7, max_num_seqs=4)
+    for i in range(6):
+        e.add([i] * 4, g.SamplingParams(temperature=0, max_tokens=12))
+    while e.has_unfinished:
+        e.step()
+        queue = [r.sequence_id for r in (*e.scheduler.running, *e.scheduler.waiting)]
+        assert queue == sorted(queue)
+    assert e.stats.preemptions > 0
+
+
+def test_readmission_leaves_the_running_room_to_grow():
+    """32 blocks of 16 for 64 requests of 64 + 64 tokens: with a block to spare for each running
+    request there are 32 preemptions, without 42 (counted with the rule switched off)."""
+    e = engine(fakes.FakeLM(max_seq_len=128), num_blocks=32, block_size=16)
+    for i in range(64):
+        e.add([i] * 64, g.SamplingParams(temperature=0, max_tokens=64))
+    run(e)
+    assert e.stats.preemptions <= 32

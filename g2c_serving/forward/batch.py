@@ -50,7 +50,7 @@ def build_batch(
     logits_of    the requests (indices) whose last token's logits are wanted
     """
     lengths = np.array([len(tokens) for tokens, _ in chunks])  # (R,)
-    cached = np.array([num_cached for _, num_cached in chunks])  # (R,)
+    cached = np.array([num_computed for _, num_computed in chunks])  # (R,)
     query_start = np.concatenate(([0], np.cumsum(lengths)))  # (R+1,)
     tables = np.zeros((len(chunks), max(map(len, block_tables))), dtype=np.int64)  # (R, B)
     for row, table in zip(tables, block_tables, strict=True):

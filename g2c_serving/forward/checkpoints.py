@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ def load(source: Any = "tiny", tokenizer: Any = None) -> LanguageModel:
     if isinstance(source, LanguageModel):
         return source
     if isinstance(source, str | Path):
+        if tokenizer is not None:
+            raise ValueError("tokenizer is for live models: an artifact folder names its own")
         return _load_folder(_find_folder(source))
     return _load_live(source, tokenizer)
 
@@ -221,14 +224,26 @@ def _load_live(model: Any, tokenizer: Any) -> LanguageModel:
     )
     shapes = dict(param_shapes(config))
     weights = _checked({name: _follow(model, name) for name in shapes}, shapes)
-    if not isinstance(tokenizer, Tokenizer):
+    ours = _adopt(tokenizer, config.vocab_size)
+    return LanguageModel("live model", config, weights, ours, _eos_id(ours, False))
+
+
+def _adopt(tokenizer: Any, vocab_size: int) -> Tokenizer:
+    """Our tokenizer with the merges of a course tokenizer (or of ours) that the model knows."""
+    if isinstance(tokenizer, Tokenizer):
+        special, merges = list(tokenizer.reserved), tokenizer.merges
+    elif hasattr(tokenizer, "special_tokens") and hasattr(tokenizer, "merges"):
         special = list(tokenizer.special_tokens)
-        merges = sorted((a, b, new) for (a, b), new in tokenizer.merges.items())
-        merges = sorted(merges, key=lambda merge: merge[2])[
-            : config.vocab_size - 256 - len(special)
-        ]
-        tokenizer = Tokenizer(merges, special)
-    return LanguageModel("live model", config, weights, tokenizer, _eos_id(tokenizer, False))
+        merges = sorted(((*pair, new) for pair, new in tokenizer.merges.items()), key=itemgetter(2))
+    else:
+        raise TypeError(f"tokenizer is {tokenizer!r}: pass the course's BPETokenizer, or ours")
+    count = vocab_size - 256 - len(special)
+    if not 0 <= count <= len(merges):
+        raise ValueError(
+            f"the tokenizer has ids from {256 + len(special)} to {256 + len(special) + len(merges)}"
+            f" in all, the model's vocab_size is {vocab_size}: pass the one it was trained with"
+        )
+    return Tokenizer(merges[:count], special)
 
 
 def _follow(model: Any, name: str) -> torch.Tensor:

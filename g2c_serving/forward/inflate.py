@@ -10,6 +10,7 @@ import dataclasses
 
 import torch
 
+from g2c_serving.checks import as_number
 from g2c_serving.forward.checkpoints import LanguageModel
 
 INFLATE_WIDTH = 8192  # hidden units of one block that `inflate` adds, about
@@ -21,6 +22,9 @@ def inflate(lm: LanguageModel, megabytes: float, seed: int = 0) -> LanguageModel
     The added blocks have no attention and no KV, and their output projections are zero: the tokens
     stay the same, each pass costs what a model of that size costs in its linear layers.
     """
+    if not isinstance(lm, LanguageModel):
+        raise TypeError(f"lm is {lm!r}: pass a loaded model, for example load('tiny')")
+    megabytes = as_number("megabytes", megabytes)
     now = 4 * lm.num_parameters / 1e6
     if megabytes <= now:
         raise ValueError(f"megabytes={megabytes} is not above the {now:.1f} MB that {lm.name} has")

@@ -11,6 +11,7 @@ Left out: low precision.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -34,8 +35,15 @@ class KVCache:
     ) -> None:
         self.block_size = block_size
         shape = (num_layers, num_blocks, block_size, num_heads, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        try:
+            self.keys = torch.zeros(shape, dtype=dtype, device=device)
+            self.values = torch.zeros(shape, dtype=dtype, device=device)
+        except RuntimeError as err:
+            gigabytes = 2 * math.prod(shape) * dtype.itemsize / 1e9
+            raise MemoryError(
+                f"num_blocks={num_blocks} of {block_size} tokens take {gigabytes:,.1f} GB of keys "
+                "and values, more than there is: lower EngineConfig.num_blocks"
+            ) from err
         block_bytes = block_size * num_heads * head_dim * self.keys.element_size()
         self.gather_blocks = max(GATHER_BYTES // block_bytes, max_blocks_per_request)
         self._key_buffer = self.keys.new_empty((self.gather_blocks, *shape[2:]))

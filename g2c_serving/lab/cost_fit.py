@@ -205,6 +205,6 @@ def _update(art: dict[str, Any], model: CostModel, budget: float, rows: int) -> 
             f"A prompt of {PROMPT} tokens goes in {len(cut)} steps; the first chunk has "
             f"{cut[0][1]} tokens."
             if cut
-            else "Nothing is left: the scheduler lets one block of the prompt through all the same."
+            else "Nothing is left: the scheduler lets one token of the prompt through all the same."
         )
     )

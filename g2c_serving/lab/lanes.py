@@ -63,9 +63,9 @@ def _kinds(run: Run) -> list[list[tuple[str, float, float]]]:
     for record, (start, end) in zip(run.steps, run.spans, strict=True):
         for row in record.rows:
             kind = DECODE if row.kind == "decode" else PREFILL
-            if kind == PREFILL and row.num_cached < reached[row.request_id]:
+            if kind == PREFILL and row.num_computed < reached[row.request_id]:
                 kind = AGAIN
-            after = row.num_cached + row.num_tokens
+            after = row.num_computed + row.num_tokens
             reached[row.request_id] = max(reached[row.request_id], after)
             lanes[run.order[row.request_id]].append((kind, start, end))
     return lanes

@@ -53,8 +53,8 @@ def computed_again(found: Run) -> int:
     again = 0
     for record in found.steps:
         for row in record.rows:
-            before, after = reached.get(row.request_id, 0), row.num_cached + row.num_tokens
-            again += max(0, min(before, after) - row.num_cached)
+            before, after = reached.get(row.request_id, 0), row.num_computed + row.num_tokens
+            again += max(0, min(before, after) - row.num_computed)
             reached[row.request_id] = max(before, after)
     return again
 

@@ -83,7 +83,7 @@ def engine_steps(engine: TimedEngine, requests: int, most: int = 64) -> list[Ste
         engine.step()
         rows = engine.history[-1].rows
         if len(rows) == requests and all(row.kind == "decode" for row in rows):
-            context = sum(row.num_cached + 1 for row in rows) / requests
+            context = sum(row.num_computed + 1 for row in rows) / requests
             outside = engine.spent - engine.inside
             steps.append(Step(context, 1e3 * engine.spent, 1e3 * outside))
     return steps

@@ -72,7 +72,7 @@ def words_after(lm: LanguageModel, run: Run, row: Row, step: int, width: int = 2
     life, prompt = run.lives[request], lm.tokenizer.encode(PROMPTS[request][1])
     came = sum(time <= end for time in life.tokens)
     if not came:
-        return f"{row.num_cached + row.num_tokens} of {len(prompt)} prompt tokens"
+        return f"{row.num_computed + row.num_tokens} of {len(prompt)} prompt tokens"
     text = lm.tokenizer.decode([*prompt, *life.ids[:came]])
     return "\u2026" + "".join(c if " " <= c <= "~" else "\u00b7" for c in text[-width:])
 

@@ -225,7 +225,9 @@ def _read(path: Path) -> tuple[list[str], list[list[int]]]:
     if content.get("version") not in (1, 2):
         raise ValueError(f"{path} has version {content.get('version')!r}; we read 1 and 2")
     names, merges = content.get("special_tokens", []), content.get("merges")
-    if not isinstance(merges, list) or not all(isinstance(n, str) for n in names):
+    if not (isinstance(merges, list) and isinstance(names, list)) or not all(
+        isinstance(name, str) for name in names
+    ):
         raise ValueError(f"{path} is damaged: special_tokens or merges are missing. {_REMEDY}")
     return names, merges
 

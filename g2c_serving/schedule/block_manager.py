@@ -7,7 +7,7 @@ forks and hashes, which sharing needs.
 
     free        [5, 4, 3]                    a stack: the block freed last is used first
     tables      {7: [0, 2], 9: [1]}          sequence id -> its blocks
-    fresh       [2]                          handed out, and not yet wiped for the new owner
+    fresh       {2}                          handed out, and not yet wiped for the new owner
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BlockManager:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.free_blocks = list(range(num_blocks - 1, -1, -1))
         self.tables: dict[int, list[int]] = {}
-        self.fresh: list[int] = []
+        self.fresh: set[int] = set()
         self.peak_used = 0
 
     @property
@@ -53,19 +53,21 @@ class BlockManager:
             raise OutOfBlocks(f"{missing} blocks needed, {len(self.free_blocks)} free")
         new = [self.free_blocks.pop() for _ in range(missing)]
         self.tables.setdefault(sequence_id, []).extend(new)
-        self.fresh += new
+        self.fresh.update(new)
         self.peak_used = max(self.peak_used, self.num_used)
 
     def take_fresh(self) -> list[int]:
         """The blocks handed out since the last call. Whoever owns the cache wipes them, so that
         nothing of the last owner reaches the next one, not even what is not a number."""
-        fresh, self.fresh = self.fresh, []
+        fresh, self.fresh = sorted(self.fresh), set()
         return fresh
 
     def free(self, sequence_id: int) -> None:
         """Take all blocks of the sequence back, its tail to be used next; none for an unknown
         sequence."""
-        self.free_blocks.extend(self.tables.pop(sequence_id, ()))
+        table = self.tables.pop(sequence_id, [])
+        self.fresh.difference_update(table)
+        self.free_blocks.extend(table)
 
     def check(self) -> None:
         """Prove the invariants: every block is free or in exactly one table, never both."""

@@ -14,8 +14,8 @@ Mirrors `csrc/engine/scheduler.hpp` of DeepInfer (Brief, "The change of perspect
 
 from __future__ import annotations
 
-import bisect
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from g2c_serving.request import RUNNING, WAITING, Request
@@ -25,11 +25,11 @@ from g2c_serving.schedule.cost_model import CostModel
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """One request's part of a step: `num_tokens` new tokens on `num_cached` ones."""
+    """One request's part of a step: `num_tokens` new tokens on `num_computed` ones."""
 
     request: Request
     num_tokens: int
-    num_cached: int
+    num_computed: int
 
     @property
     def is_decode(self) -> bool:
@@ -38,11 +38,15 @@ class Scheduled:
     @property
     def samples(self) -> bool:
         """Whether these are the last known tokens, so that the next one is drawn after them."""
-        return self.num_cached + self.num_tokens == len(self.request.token_ids)
+        return self.num_computed + self.num_tokens == len(self.request.token_ids)
 
 
 class Scheduler:
-    """Queues of waiting and running requests, both in order of arrival."""
+    """Queues of waiting and running requests.
+
+    Both are in order of arrival, and whoever runs arrived before all who wait: requests are
+    admitted from the head of the one queue and preempted from the end of the other.
+    """
 
     def __init__(
         self,
@@ -61,22 +65,22 @@ class Scheduler:
         self.preempted: list[Request] = []  # until the engine takes note of them
         self.failed: list[Request] = []  # finished with an error, likewise
 
-    def add(self, request: Request) -> None:
-        self.waiting.append(request)
+    def add(self, requests: Iterable[Request]) -> None:
+        self.waiting.extend(requests)
 
     def remove(self, request: Request) -> None:
         """Forget a request and take its blocks back."""
-        if request in self.running:
-            self.running.remove(request)
-        elif request in self.waiting:
+        if request.state == WAITING:
             self.waiting.remove(request)
+        elif request in self.running:
+            self.running.remove(request)
         self.block_manager.free(request.sequence_id)
 
     def schedule(self) -> list[Scheduled]:
         """The rows of the next step; their blocks are allocated. Adds to `preempted`, `failed`.
 
-        Until the step is processed nothing else is changed, so a step that was broken off is
-        simply scheduled again.
+        Until the step is processed nothing else is changed, so a step whose forward or sampling
+        was broken off is simply scheduled again.
         """
         step = [Scheduled(r, 1, r.num_computed_tokens) for r in self._decode_rows()]
         limits = self._limits(step)
@@ -134,14 +138,14 @@ class Scheduler:
     def _admit(self, request: Request) -> None:
         self.block_manager.allocate(request.sequence_id, len(request.token_ids))
         request.state = RUNNING
-        bisect.insort(self.running, request, key=lambda r: r.sequence_id)
+        self.running.append(request)
 
     def _limits(self, step: list[Scheduled]) -> _Limits:
         """What the decode rows leave of the step's tokens and time."""
         tokens = self.max_num_batched_tokens - len(step)
         if self.step_time_budget_ms is None or self.cost_model is None:
             return _Limits(tokens, None)
-        context = sum(s.num_cached + 1 for s in step)
+        context = sum(s.num_computed + 1 for s in step)
         spent = self.cost_model.decode_cost(len(step), context)
         return _Limits(tokens, self.step_time_budget_ms - spent)
 

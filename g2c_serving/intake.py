@@ -1,0 +1,69 @@
+"""From what a user passes to what can run: prompts become ids, and what never could is refused.
+
+Every error names the field, the value and the remedy. Nothing here touches an engine's state, so a
+refused request leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+
+from g2c_serving.config import EngineConfig
+from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.process.tokenizer import Part, Tokenizer
+from g2c_serving.request import SamplingParams
+
+Prompt = str | Sequence[int] | Sequence[Part]  # a str is untrusted text through and through
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+    """The ids of a prompt: text, ids (any sequence or one-dimensional array), or parts."""
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    if isinstance(prompt, bytes | dict | set) or not hasattr(prompt, "__iter__"):
+        raise TypeError(
+            f"prompt is {prompt!r}: pass a str, a sequence of token ids, or a sequence of "
+            "Reserved, Text and str parts; generate() takes a list of prompts"
+        )
+    parts = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+    if all(isinstance(p, Integral) and not isinstance(p, bool) for p in parts):
+        return [int(p) for p in parts]
+    return tokenizer.encode_parts(parts)
+
+
+def check_can_run(
+    prompt_token_ids: list[int], params: SamplingParams, lm: LanguageModel, config: EngineConfig
+) -> None:
+    """ValueError for a prompt that could never run with this model and this engine."""
+    num_tokens, limit = len(prompt_token_ids), lm.config.max_seq_len
+    if num_tokens == 0:
+        raise ValueError("prompt is empty: give it at least one token")
+    for token_id in (*prompt_token_ids, *params.stop_token_ids):
+        if not 0 <= token_id < lm.vocab_size:
+            raise ValueError(
+                f"token id {token_id} is outside the vocabulary, 0 to {lm.vocab_size - 1}"
+            )
+    if num_tokens >= limit:
+        raise ValueError(
+            f"prompt has {num_tokens} tokens; the context limit of {lm.name} is {limit}, "
+            f"so a prompt may have at most {limit - 1}"
+        )
+    if num_tokens > config.num_blocks * config.block_size:
+        raise ValueError(
+            f"prompt of {num_tokens} tokens needs more than all {config.num_blocks} "
+            f"blocks of {config.block_size}: raise EngineConfig.num_blocks"
+        )
+
+
+def one_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    """One SamplingParams for each of `count` prompts."""
+    if params is None or isinstance(params, SamplingParams):
+        return [SamplingParams() if params is None else params] * count
+    if not isinstance(params, list | tuple):
+        raise TypeError(f"params is {params!r}: pass one SamplingParams(...), or a list of them")
+    if len(params) != count:
+        raise ValueError(f"params has {len(params)} entries for {count} prompts: one each, or one")
+    return list(params)
