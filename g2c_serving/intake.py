@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
+from typing import Any
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.forward.checkpoints import LanguageModel
@@ -26,7 +27,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
             f"prompt is {prompt!r}: pass a str, a sequence of token ids, or a sequence of "
             "Reserved, Text and str parts; generate() takes a list of prompts"
         )
-    parts = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+    parts: list[Any] = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
     if all(isinstance(p, Integral) and not isinstance(p, bool) for p in parts):
         return [int(p) for p in parts]
     return tokenizer.encode_parts(parts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from g2c_serving.checks import as_int, as_number
 from g2c_serving.process.tokenizer import Tokenizer
@@ -41,7 +42,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        checked = {
+        checked: dict[str, Any] = {
             "max_tokens": as_int("max_tokens", self.max_tokens, 1),
             "temperature": as_number("temperature", self.temperature),
             "top_k": as_int("top_k", self.top_k, 0),

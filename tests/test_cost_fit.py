@@ -64,7 +64,7 @@ def test_the_panel_takes_the_decode_rows_off_first():
     assert "take 2.6 of 6 ms" in panel.text
     assert "first chunk has 55 tokens" in panel.text
     panel.controls["rows"].value = 64
-    assert "one block of the prompt" in panel.text
+    assert "one token of the prompt" in panel.text
 
 
 def test_each_shape_of_step_counts_once_in_a_fit():

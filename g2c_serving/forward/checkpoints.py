@@ -59,7 +59,7 @@ class LanguageModel:
         digest = hashlib.sha256(repr(self.config).encode())
         for name in sorted(self.weights):
             digest.update(name.encode())
-            digest.update(self.weights[name].contiguous().numpy())
+            digest.update(self.weights[name].contiguous().numpy().data)
         return digest.hexdigest()
 
 
@@ -143,7 +143,7 @@ def _load_folder(folder: Path) -> LanguageModel:
     if manifest.get("kind") == "huggingface_causal_lm":
         raise TypeError(f"{folder} holds a Hugging Face model; only the GPT shape of g2c is served")
     content = _read_json(folder, "config.json")
-    vocab_size = content.get("vocab_size", manifest.get("vocab_size"))
+    vocab_size: Any = content.get("vocab_size", manifest.get("vocab_size"))
     try:
         config = ModelConfig(vocab_size=vocab_size, **content["model_config"])
     except (KeyError, TypeError, ValueError) as err:

@@ -190,7 +190,7 @@ def _draw(figure: Figure, highest: float) -> dict[str, Any]:
     return {"curve": curve, "cuts": cuts}
 
 
-CUT = {"color": plots.ORANGE, "linestyle": "", "marker": "s", "markersize": 8}
+CUT: dict[str, Any] = {"color": plots.ORANGE, "linestyle": "", "marker": "s", "markersize": 8}
 
 
 def _update(art: dict[str, Any], model: CostModel, budget: float, rows: int) -> str:

@@ -124,10 +124,10 @@ def _long_prompt() -> int:
     """The scheduler's own answer: it cuts the prompt, nothing is computed."""
     scheduler = Scheduler(BlockManager(14_000, 16), 8192, 65)
     for i in range(64):  # a prompt of one token, so that all decode from the second step on
-        scheduler.add(Request(i, i, 0, [0], SamplingParams(), seed=0))
+        scheduler.add([Request(i, i, 0, [0], SamplingParams(), seed=0)])
     _step(scheduler)
     long = Request(64, 64, 0, [0] * 200_000, SamplingParams(), seed=0)
-    scheduler.add(long)
+    scheduler.add([long])
     steps = 0
     while long.num_generated == 0:
         _step(scheduler)

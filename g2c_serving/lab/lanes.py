@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -104,5 +105,10 @@ def legend(axes: Axes, kinds: Sequence[str], **where: object) -> None:
     handles = [
         Patch(label=k, **{"linewidth": 0.6, **fill(LOOKS[k][0]), **LOOKS[k][1]}) for k in kinds
     ]
-    options = {"ncols": len(kinds), "fontsize": 9, "handlelength": 1.4, "columnspacing": 1.2}
+    options: dict[str, Any] = {
+        "ncols": len(kinds),
+        "fontsize": 9,
+        "handlelength": 1.4,
+        "columnspacing": 1.2,
+    }
     axes.legend(handles=handles, **{**options, **where})

@@ -77,7 +77,12 @@ def _draw(figure: Figure) -> dict[str, Any]:
     axes.minorticks_off()
     (blocks,) = axes.step([], [], where="post", label="in blocks", **(line(0) | {"marker": ""}))
     (rows,) = axes.plot([], [], label="in reserved rows", **(line(1) | {"marker": ""}))
-    ring = {"marker": "o", "markersize": 12, "fillstyle": "none", "color": plots.BLACK}
+    ring: dict[str, Any] = {
+        "marker": "o",
+        "markersize": 12,
+        "fillstyle": "none",
+        "color": plots.BLACK,
+    }
     (here,) = axes.plot([], [], **ring)
     axes.legend(loc="upper right")
     source_note(axes, "Derived", "bytes a token, tokens a block")

@@ -181,7 +181,10 @@ def in_ms(found: Run) -> Run:
     def ms(times: Sequence[float]) -> list[float]:
         return np.interp(times, steps, [0.0, *ends]).tolist()
 
-    lives = [Life(*ms([v.arrived, v.started]), ms(v.tokens), v.ids) for v in found.lives]
+    lives = []
+    for life in found.lives:
+        arrived, started = ms([life.arrived, life.started])
+        lives.append(Life(arrived, started, ms(life.tokens), life.ids))
     spans = [(start, end) for start, end in zip([0.0, *ends[:-1]], ends, strict=True)]
     return Run(lives, found.steps, spans, found.order)
 

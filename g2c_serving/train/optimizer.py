@@ -7,6 +7,8 @@ about half the steps of AdamW. The schedule is a short warm-up, a plateau and a 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -28,12 +30,12 @@ class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalized. `parts` of a parameter's group cuts its rows into that many
     matrices first (query, key and value share one parameter but are three matrices)."""
 
-    def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
+    def __init__(self, params: Any, lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1}
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 memory = self.state[p].setdefault("momentum", torch.zeros_like(p))
@@ -51,7 +53,9 @@ def make_optimizers(
     model: nn.Module, muon_lr: float, adam_lr: float
 ) -> list[torch.optim.Optimizer]:
     """Every parameter of `model` in exactly one group; each group remembers its `peak_lr`."""
-    thirds, whole, rest = [], [], []
+    thirds: list[Tensor] = []
+    whole: list[Tensor] = []
+    rest: list[Tensor] = []
     for name, p in model.named_parameters():
         inside = name.startswith("blocks.") and p.ndim == 2
         (thirds if "qkv" in name and inside else whole if inside else rest).append(p)
