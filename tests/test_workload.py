@@ -85,7 +85,8 @@ def test_the_dry_engine_makes_the_real_engine_s_steps():
     lm = random_lm(vocab_size=266)
     real, dry = [workload.run(kind(lm, config), made) for kind in (g.Engine, DryEngine)]
     assert any(record.preempted for record in real.steps)
-    assert [record.rows for record in dry.steps] == [record.rows for record in real.steps]
+    rows = [[sorted(record.rows, key=repr) for record in run.steps] for run in (real, dry)]
+    assert rows[0] == rows[1]
     assert [life.tokens for life in dry.lives] == [life.tokens for life in real.lives]
 
 

@@ -196,6 +196,9 @@ class DryEngine(Engine):
     real engine's, in a fraction of the time. Every token is 0. Simulated: the scheduler is real.
     """
 
+    def _schedule(self) -> tuple[list[Scheduled], None]:
+        return self.scheduler.schedule(), None
+
     def _forward(self, batch: ForwardBatch | None) -> None:
         return None
 
