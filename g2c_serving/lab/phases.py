@@ -92,7 +92,7 @@ def decode_ms(lm: LanguageModel, rows: Sequence[int], steps: int = 5) -> tuple[f
 
 
 def prefill_ms(lm: LanguageModel, tokens: Sequence[int], repeats: int = 2) -> tuple[float, ...]:
-    """The fastest ms of steps that prefill each of the given numbers of prompt tokens, and no more."""
+    """The fastest ms of steps that prefill each of the given numbers of tokens, and no more."""
     engine = Engine(lm, EngineConfig(num_blocks=128, max_num_batched_tokens=max(tokens)))
     found = []
     for total in tokens:
