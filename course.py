@@ -287,6 +287,7 @@ class Facts:
     kernel: str = "python"
     executable: str = ""
     file_sizes: dict[str, int] = field(default_factory=dict)  # -1: not there
+    least_sizes: dict[str, int] = field(default_factory=dict)  # what a whole file has
     other_python: str | None = None
 
 
@@ -305,9 +306,22 @@ def gather() -> Facts:
     facts.other_python = newer_python()
     paths = {name: ROOT / name for name in CHECKPOINT}
     facts.file_sizes = {n: p.stat().st_size if p.is_file() else -1 for n, p in paths.items()}
+    facts.least_sizes = {n: whole_size(p) for n, p in paths.items() if p.suffix == ".safetensors"}
     if facts.has_venv:
         probe_environment(facts)
     return facts
+
+
+def whole_size(path: Path) -> int:
+    """The size that a safetensors file should have, by its own header; 100,000 if that is gone."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, 10_000_000)))
+        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+        return 8 + length + max(entry["data_offsets"][1] for entry in tensors)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 100_000
 
 
 def probe_environment(facts: Facts) -> None:
@@ -389,8 +403,9 @@ def check_checkpoint(facts: Facts) -> list[Finding]:
     for name, size in facts.file_sizes.items():
         if size < 0:
             found.append(Finding("error", f"{name} is missing.", remedy))
-        elif size < (100_000 if name.endswith(".safetensors") else 1):
-            found.append(Finding("error", f"{name} has only {size} bytes.", remedy))
+        elif size < facts.least_sizes.get(name, 1):
+            what = f"{name} has only {size:,} bytes of {facts.least_sizes.get(name, 1):,}."
+            found.append(Finding("error", what, remedy))
     return found
 
 

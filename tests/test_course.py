@@ -95,10 +95,23 @@ def test_missing_widgets_are_an_error(course):
     assert found.level == "error" and "Sliders" in found.what and "python course.py" in found.remedy
 
 
-@pytest.mark.parametrize("size, word", [(-1, "missing"), (134, "134 bytes")])
+def test_a_checkpoint_says_its_own_size(course, tmp_path):
+    """The shipped file is whole by its header; cut in half it still says what it should have."""
+    shipped = ROOT / "data/models/tiny/model.safetensors"
+    whole = course.whole_size(shipped)
+    assert whole == shipped.stat().st_size
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(shipped.read_bytes()[: whole // 2])
+    assert course.whole_size(cut) == whole
+    cut.write_bytes(b"not a checkpoint")
+    assert course.whole_size(cut) == 100_000
+
+
+@pytest.mark.parametrize("size, word", [(-1, "missing"), (134, "134 bytes"), (3_000_000, "3,000,")])
 def test_a_missing_or_cut_checkpoint_names_the_file(course, size, word):
     name = "data/models/tiny/model.safetensors"
-    (found,) = course.check_checkpoint(course.Facts(file_sizes={name: size}))
+    facts = course.Facts(file_sizes={name: size}, least_sizes={name: 7_000_000})
+    (found,) = course.check_checkpoint(facts)
     assert name in found.what and word in found.what and "git checkout" in found.remedy
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import nbformat
@@ -75,7 +76,11 @@ def test_there_is_a_first_notebook():
 
 @each_notebook
 def test_as_committed_it_has_no_flaw(path):
-    assert render.flaws(read(path)) == []
+    """The version in git: JupyterLab saves widgets and times into the file of whoever runs it."""
+    show = ["git", "show", f"HEAD:notebooks/{path.name}"]
+    job = subprocess.run(show, cwd=ROOT, capture_output=True)
+    text = job.stdout if job.returncode == 0 else path.read_bytes()
+    assert render.flaws(nbformat.reads(text.decode("utf-8"), as_version=4)) == []
 
 
 @each_notebook

@@ -137,6 +137,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", default="tiny", help="a shipped model or an artifact folder")
     choice = parser.parse_args(argv)
     report = measure(load(choice.model), QUICK if choice.quick else Sizes())
+    if choice.quick and not choice.json:
+        print("Too small to judge by: --quick only shows that it runs.\n")
     print(report.as_json() if choice.json else table(report))
     return 0
 

@@ -50,7 +50,7 @@ def slider(
     bar = bar_type(**range_, readout=False, continuous_update=live, layout=w.Layout(width="260px"))
     box = box_type(**range_, description=label, style=WHOLE_LABEL, layout=_box_width(label))
     w.link((bar, "value"), (box, "value"))
-    return Control(label, bar, w.HBox([box, bar]), (low, high))
+    return Control(label, bar, _side_by_side(box, bar), (low, high))
 
 
 def stops(label: str, values: Sequence[Any], value: Any, *, live: bool = True) -> Control:
@@ -68,7 +68,7 @@ def stops(label: str, values: Sequence[Any], value: Any, *, live: bool = True) -
         options=options, value=value, description=label, style=WHOLE_LABEL, layout=_box_width(label)
     )
     w.link((bar, "value"), (box, "value"))
-    return Control(label, bar, w.HBox([box, bar]), (values[0], values[-1]))
+    return Control(label, bar, _side_by_side(box, bar), (values[0], values[-1]))
 
 
 def choice(label: str, values: Sequence[Any], value: Any = None) -> Control:
@@ -95,6 +95,11 @@ def toggle(label: str, value: bool = False) -> Control:
 
 
 _FLOATS = (w.FloatSlider, w.BoundedFloatText)
+
+
+def _side_by_side(box: w.Widget, bar: w.Widget) -> w.HBox:
+    """Without a scrollbar when the handle stands at the end of the bar and a little beyond."""
+    return w.HBox([box, bar], layout=w.Layout(overflow="visible"))
 
 
 def _box_width(label: str) -> w.Layout:

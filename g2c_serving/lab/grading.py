@@ -107,10 +107,10 @@ def number_problem(exercise: Exercise, got: float, right: float) -> str | None:
         return None
     for factor in (1e3, 1e-3, 1e6, 1e-6, 100.0, 0.01):
         if is_close(exercise, got * factor, right):
-            return f"{show(got)} has the right digits. Look at the unit."
+            return f"{got:,.9g} has the right digits. Look at the unit."
     side = "small" if got < right else "large"
     far = "" if right and 0.5 < got / right < 2 else "much "
-    return f"{show(got)} is {far}too {side}."
+    return f"{got:,.9g} is {far}too {side}."
 
 
 def is_close(exercise: Exercise, got: float, right: float) -> bool:

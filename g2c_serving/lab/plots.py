@@ -153,7 +153,9 @@ class Picture:
 
     def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict, dict]:
         data, metadata = mime(self.png, self.text, self.width)
-        return {**data, "text/html": image_tag(self.png, self.text, self.width)}, metadata
+        words = f'<p style="margin:0;line-height:1.4">{html.escape(self.text)}</p>'
+        page = words + image_tag(self.png, self.text, self.width)
+        return {**data, "text/html": page}, metadata
 
 
 def picture(figure: Figure, sentence: str) -> Picture:
