@@ -24,7 +24,7 @@ from g2c_serving.lab.workload import Run
 
 REQUESTS = 10
 KINDS = (lanes.WAITS, lanes.PREFILL, lanes.DECODE, lanes.EMPTY)
-LIMITS = (60, 90, 120, 180, 240, 360, 720)  # ends that the time axis may have, in steps
+LIMITS = (120, 240, 480)  # ends that the time axis may have, in steps: few, a change redraws all
 
 
 def config(seats: int) -> EngineConfig:
@@ -67,7 +67,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
         art[name] = lanes.Lanes(axes, KINDS, REQUESTS)
         art[name + " artists"] = art[name].artists  # where the panel finds what moves
         axes.set(ylabel=name, yticks=[])
-    bottom.set(xlabel="engine steps", xlim=(0, LIMITS[2]))
+    bottom.set(xlabel="engine steps", xlim=(0, LIMITS[0]))
     lanes.legend(top, KINDS, loc="lower left", bbox_to_anchor=(0, 0.98), borderpad=0)
     source_note(top, "Simulated", "our scheduler, nothing computed")
     return art
