@@ -29,7 +29,7 @@ from g2c_serving.schedule.cost_model import CostModel, StepShape
 
 CHUNKS = (16, 32, 64, 128, 256)  # q; c then takes every multiple of q up to the context limit
 DECODERS = ((1, 8), (8, 8), (32, 8), (8, 200), (16, 200))  # (rows, tokens that each has cached)
-REPEATS = 3
+REPEATS = 2
 
 
 @dataclass(frozen=True)
