@@ -33,7 +33,7 @@ FIRST = "notebooks/00_start_here.ipynb"
 PAGE_CONFIG = "etc/jupyter/labconfig/page_config.json"  # of JupyterLab, inside .venv
 
 OLDEST, NEWEST = (3, 11), (3, 13)
-TESTED = "3.11, 3.12 and 3.13"
+SUPPORTED = "3.11, 3.12 and 3.13"
 DISK_GB = {False: 2.0, True: 8.0}  # needed for the install; True: torch comes with CUDA
 CPU_LINE = "python course.py --cpu"
 MODULES = ("torch", "numpy", "safetensors", "tokenizers", "ipywidgets", "ipykernel")
@@ -86,14 +86,14 @@ def is_current(root: Path = ROOT, stamp: Path = STAMP) -> bool:
 
 
 def refuse_old_python(version: tuple[int, ...] = sys.version_info[:3]) -> None:
-    """Stop with a remedy where Python is too old; warn where it is newer than tested."""
+    """Stop with a remedy where Python is too old; warn where it is newer."""
     if version[:2] < OLDEST:
         other = newer_python()
         remedy = f"run: {other} course.py" if other else "install Python 3.13 from python.org"
-        what = f"This is Python {dotted(version)}; the course needs one of {TESTED}."
+        what = f"This is Python {dotted(version)}; the course needs one of {SUPPORTED}."
         sys.exit(f"{what}\nRemedy: {remedy}")
     if version[:2] > NEWEST:
-        print(f"Note: this is Python {dotted(version)}; tested are {TESTED}. Going on.")
+        print(f"Note: this is Python {dotted(version)}; supported are {SUPPORTED}. Going on.")
 
 
 def newer_python() -> str | None:
@@ -200,7 +200,7 @@ def install_remedies(free: int) -> list[str]:
     if free < DISK_GB[False] * 1e9:
         lines.append(f"- {free / 1e9:.1f} GB of disk are free: make room (see `doctor`).")
     lines.append("- No network, or a proxy? Set HTTPS_PROXY, or try again where there is network.")
-    lines.append(f"- No matching version? The tested Pythons are {TESTED}.")
+    lines.append(f"- No matching version? The supported Pythons are {SUPPORTED}.")
     lines.append("- Then run the same command again: it goes on where it stopped.")
     return lines
 
@@ -344,7 +344,7 @@ def check_python(facts: Facts) -> list[Finding]:
             remedy = f"delete .venv if it is there, then run: {facts.other_python} course.py"
         return [Finding("error", f"Python {dotted(facts.python)} is too old.", remedy)]
     if facts.python[:2] > NEWEST:
-        what = f"Python {dotted(facts.python)} is newer than what was tested ({TESTED})."
+        what = f"Python {dotted(facts.python)} is newer than what is supported ({SUPPORTED})."
         return [Finding("warning", what, "if a package fails to install, use Python 3.13")]
     return []
 

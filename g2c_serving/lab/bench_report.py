@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
+from g2c_serving.lab.contestants import TOKENS_A_STEP
+
 MEETS, SHORT = "meets", "falls short"
 
 
@@ -75,6 +77,7 @@ def table(report: Report) -> str:
     return "\n".join(
         [
             f"{s.requests} requests of {s.prompt} + {s.new} tokens, greedy, float32, one thread.",
+            f"A step of ours and of transformers' continuous batching: {TOKENS_A_STEP:,} tokens.",
             "Rates are (prompt + new) tokens per CPU-second; each is the best of "
             f"{s.repetitions} rounds in turn ({s.repetitions_big} with inflated weights).",
             f"Measured here: {report.machine}; {versions}; {report.seconds:.0f} s",
