@@ -118,6 +118,7 @@ class Engine:
         except BaseException:  # a bad prompt, or the learner's interrupt: leave nothing behind
             for request_id in list(self._requests):
                 self.abort(request_id)
+            self._unreported.clear()
             raise
         return [finished[key] for key in sorted(finished)]
 

@@ -489,3 +489,21 @@ def test_a_second_run_starts_afresh():
     first = e.generate([[1, 2, 3]], GREEDY)[0]
     second = e.generate([[1, 2, 3]], GREEDY)[0]
     assert first.token_ids == second.token_ids == continuation([1, 2, 3], 8)
+
+
+def test_a_generate_after_an_interrupted_one_has_its_own_outputs_alone():
+    """The stop button while the last request's end is being noted: that output belongs to the run
+    that was given up, and must not turn up in the next one."""
+    e = engine()
+    real = e.scheduler.remove
+
+    def interrupted(request):
+        e.scheduler.remove = real
+        real(request)
+        signal.raise_signal(signal.SIGINT)
+
+    e.scheduler.remove = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        e.generate([[1]], GREEDY)
+    outputs = e.generate([[2]], GREEDY)
+    assert [o.token_ids for o in outputs] == [continuation([2], 8)]
