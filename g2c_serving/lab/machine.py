@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 from g2c_serving.paths import ROOT
 
 PACKAGES = ("torch", "numpy", "tokenizers", "matplotlib", "ipywidgets", "jupyterlab")
@@ -29,6 +31,9 @@ def processor() -> str:
 
 
 def version(package: str) -> str:
+    """The installed version; torch's own word for it, which names the build (+cpu, +cu130)."""
+    if package == "torch":
+        return torch.__version__
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
