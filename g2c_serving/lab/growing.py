@@ -1,0 +1,172 @@
+"""The cold open of notebook 02: 64 caches that grow by concatenation, against pages. All real.
+
+Brief, section 2. The course's cache is a tensor for each layer that every step replaces by a longer
+one: for one user the right design. Here 64 users' caches of the shape of `tiny` grow a token a
+step, by `torch.cat` and by writing into the engine's own pages; and next to both stands the whole
+decode step of the engine for 64 requests of these lengths. Measured here: the times. The bytes are
+counted, not measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+
+from g2c_serving.config import EngineConfig
+from g2c_serving.engine import Engine
+from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.kv_cache import KVCache
+from g2c_serving.forward.model import ModelConfig
+from g2c_serving.lab import plots
+from g2c_serving.lab.plots import Picture, fill, line, source_note
+from g2c_serving.request import SamplingParams
+from g2c_serving.schedule.block_manager import BlockManager
+
+USERS, STEPS, BLOCK = 64, 24, 16
+LENGTHS = (32, 256)  # tokens that a user has at the start, from and to
+
+Cache = list[tuple[torch.Tensor, torch.Tensor]]  # of one user: keys and values (H, T, d) by layer
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What `STEPS` steps of growing cost. Bytes are those of keys and values."""
+
+    ms: tuple[float, ...]  # of each step
+    written: tuple[int, ...]  # bytes that each step wrote
+    live: int  # bytes that hold a token at the end
+    peak: int  # most bytes held at a time
+
+    @property
+    def step_ms(self) -> float:
+        return float(np.median(self.ms))
+
+
+def starts(users: int = USERS) -> list[int]:
+    """How many tokens each user has at the start: mixed lengths, seeded."""
+    low, high = LENGTHS
+    return np.random.default_rng(0).integers(low, high + 1, users).tolist()
+
+
+def grown(caches: Sequence[Cache], keys: torch.Tensor, values: torch.Tensor) -> list[Cache]:
+    """Every user's cache with one token more, keys and values (users, L, H, 1, d): all new."""
+    return [
+        [
+            (torch.cat((k, new_k), dim=1), torch.cat((v, new_v), dim=1))  # (H, T + 1, d) each
+            for (k, v), new_k, new_v in zip(cache, user_keys, user_values, strict=True)
+        ]
+        for cache, user_keys, user_values in zip(caches, keys, values, strict=True)
+    ]
+
+
+def concatenate(shape: ModelConfig, tokens: Sequence[int], steps: int = STEPS) -> Growth:
+    """Grow by concatenation. While a step makes the new caches, the old ones are there too."""
+    heads, d = shape.num_heads, shape.embedding_dim // shape.num_heads
+    caches = [
+        [(torch.zeros(heads, n, d), torch.zeros(heads, n, d)) for _ in range(shape.num_layers)]
+        for n in tokens
+    ]
+    new = torch.zeros(len(tokens), shape.num_layers, heads, 1, d)
+    times, written, peak = [], [], 0
+    for _ in range(steps):
+        start = time.perf_counter()
+        after = grown(caches, new, new)
+        times.append(1e3 * (time.perf_counter() - start))
+        written.append(_bytes(after))
+        peak = max(peak, _bytes(caches) + _bytes(after))
+        caches = after
+    return Growth(tuple(times), tuple(written), _bytes(caches), peak)
+
+
+def _bytes(caches: Sequence[Cache]) -> int:
+    return sum(t.numel() * t.element_size() for cache in caches for kv in cache for t in kv)
+
+
+def append(shape: ModelConfig, tokens: Sequence[int], steps: int = STEPS) -> Growth:
+    """Grow in pages: a slot for each new token, and one write a layer for all users."""
+    heads, d = shape.num_heads, shape.embedding_dim // shape.num_heads
+    blocks = BlockManager(sum(-(-(n + steps) // BLOCK) for n in tokens), BLOCK)
+    cache = KVCache(shape.num_layers, blocks.num_blocks, BLOCK, heads, d, 1)
+    for user, n in enumerate(tokens):
+        blocks.allocate(user, n)
+    new, times, peak = torch.zeros(len(tokens), heads, d), [], 0
+    for step in range(steps):
+        start = time.perf_counter()
+        slots = [_slot(blocks, user, n + step) for user, n in enumerate(tokens)]
+        for layer in range(shape.num_layers):
+            cache.write(layer, torch.tensor(slots), new, new)
+        times.append(1e3 * (time.perf_counter() - start))
+        peak = max(peak, blocks.num_used * BLOCK * cache.bytes_per_token)
+    live = (sum(tokens) + steps * len(tokens)) * cache.bytes_per_token
+    return Growth(tuple(times), (len(tokens) * cache.bytes_per_token,) * steps, live, peak)
+
+
+def _slot(blocks: BlockManager, user: int, position: int) -> int:
+    """Where the token at `position` goes; a new block where the last one is full."""
+    blocks.allocate(user, position + 1)
+    return blocks.tables[user][position // BLOCK] * BLOCK + position % BLOCK
+
+
+def engine_step_ms(lm: LanguageModel, tokens: Sequence[int], steps: int = STEPS) -> float:
+    """A whole decode step of the engine for requests of these lengths, in ms (median)."""
+    num_blocks = sum(-(-(n + steps) // BLOCK) for n in tokens)
+    config = EngineConfig(num_blocks=num_blocks, block_size=BLOCK, max_num_batched_tokens=512)
+    engine = Engine(lm, config)
+    asked = [[32 + (7 * k + user) % 90 for k in range(n)] for user, n in enumerate(tokens)]
+    params = SamplingParams(max_tokens=steps, temperature=0, ignore_eos=True)
+    engine.generate(asked, params)
+    alone = [r.total_ms for r in engine.history if r.num_decode_rows == r.num_tokens == len(tokens)]
+    return float(np.median(alone))
+
+
+def compare(lm: LanguageModel, users: int = USERS, steps: int = STEPS) -> Picture:
+    """Both ways of growing, step by step, and what they hold at most."""
+    tokens = starts(users)
+    concatenate(lm.config, tokens[:4], 4), append(lm.config, tokens[:4], 4)  # warm up
+    by_cat, by_page = concatenate(lm.config, tokens, steps), append(lm.config, tokens, steps)
+    step = engine_step_ms(lm, tokens, steps)
+    figure = plots.new_figure()
+    with plots.style():
+        left, right = figure.subplots(1, 2)
+        _times(left, by_cat, by_page, step)
+        _bytes_held(right, by_cat, by_page)
+        source_note(left, "Measured here")
+    return plots.picture(
+        figure,
+        f"{users} users with {min(tokens)} to {max(tokens)} tokens each. Concatenation writes "
+        f"{np.mean(by_cat.written) / 1e6:.0f} MB a step to add {by_page.written[0] / 1e6:.2f} MB, "
+        f"takes {by_cat.step_ms:.1f} ms where pages take {by_page.step_ms:.2f} ms, and holds "
+        f"{by_cat.peak / by_cat.live:.2f} times the live bytes at its peak (pages "
+        f"{by_page.peak / by_page.live:.2f}). "
+        f"A whole step of the engine for them takes {step:.1f} ms.",
+    )
+
+
+def _times(axes: Axes, by_cat: Growth, by_page: Growth, step: float) -> None:
+    x = range(1, len(by_cat.ms) + 1)
+    axes.plot(x, by_cat.ms, label="concatenation", **line(1))
+    axes.plot(x, by_page.ms, label="pages", **line(0))
+    axes.axhline(step, color=plots.BLACK, linewidth=1.2, linestyle=":", label="the engine's step")
+    axes.set(title="adding a token for everyone", xlabel="step", ylabel="ms", yscale="log")
+    plots.plain_ticks(axes.yaxis)
+    axes.margins(y=0.3)
+    axes.legend(fontsize=9, ncols=3, columnspacing=1, loc="upper center")
+
+
+def _bytes_held(axes: Axes, by_cat: Growth, by_page: Growth) -> None:
+    axes.set(title="MB held at the end of the run", yticks=(0, 1))
+    axes.set_yticklabels(["pages", "concatenation"])
+    for y, found in ((0, by_page), (1, by_cat)):
+        live, over = found.live / 1e6, (found.peak - found.live) / 1e6
+        label = ("holds a token", "beside it, at the peak") if y else ("", "")
+        axes.barh(y, live, 0.5, label=label[0], **fill(0))
+        axes.barh(y, over, 0.5, left=live, label=label[1], **fill(1))
+        axes.text(live + over, y, f"  {live + over:.0f} MB", va="center", fontsize=10)
+    axes.set_xlim(0, 1.25 * by_cat.peak / 1e6)
+    axes.set_ylim(-0.5, 2.1)
+    axes.legend(fontsize=9, loc="upper right", ncols=2)

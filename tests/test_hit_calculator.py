@@ -1,0 +1,58 @@
+"""The hit rule as a calculator: the Brief's cases and byte counts, and what the panel says."""
+
+from __future__ import annotations
+
+import pytest
+
+from g2c_serving.lab import hit_calculator
+from g2c_serving.lab.hit_calculator import FLASH, TINY, global_bytes, window_bytes
+
+
+def test_the_brief_s_three_cases():
+    cases = list(FLASH.cases(10_000).values())
+    assert [(c.reused, c.replayed, c.new, c.computed) for c in cases] == [
+        (9856, 0, 144, 144),
+        (9728, 128, 272, 400),
+        (0, 0, 10_000, 10_000),
+    ]
+    assert FLASH.never_cached == 134 and FLASH.cap(10_000) == 9866
+    assert "9,728       128     272       400" in repr(hit_calculator.cases())
+
+
+def test_tiny_always_computes_a_token():
+    assert TINY.cap(448) == 447
+    assert (TINY.hit(448).reused, TINY.hit(448).computed) == (432, 16)  # 27 of its 28 blocks
+    assert TINY.hit(449).reused == 448 and TINY.hit(449).computed == 1
+    assert TINY.cases(448)["window state gone"] == TINY.hit(448)  # there is none to lose
+
+
+def test_the_brief_s_bytes():
+    assert window_bytes() == 1_415_040
+    assert global_bytes(100_000) == 89_000_000
+    assert "89.0 MB   1,415,040 B   62.9" in repr(hit_calculator.bytes_table())
+
+
+def test_the_panel_says_the_brief_s_numbers():
+    panel = hit_calculator.panel()
+    assert "the cap is 9,866, 77 full blocks of 128" in panel.text
+    assert "is held: 9,856 reused, 144 computed" in panel.text
+    panel.controls["held"].value = False
+    assert "is gone: 9,728 reused, 128 of it replayed, 400 computed" in panel.text
+
+
+@pytest.mark.parametrize("rule, length", [(FLASH, 10_000), (TINY, 448)])
+def test_every_control_moves_the_words_and_the_picture(rule, length):
+    panel = hit_calculator.panel(rule, length)
+    for name in ("length", "block_size", "window", "slack"):
+        control = panel.controls[name]
+        start, before = control.value, panel.png
+        for end in control.ends:
+            if end != start:
+                control.value = end
+                assert panel.error is None and panel.png != before, (name, end)
+        control.value = start
+
+
+def test_a_request_shorter_than_the_window_reuses_nothing():
+    panel = hit_calculator.panel(length=100)
+    assert "the cap is 0, 0 full blocks" in panel.text and "100 computed, 100.0%" in panel.text
