@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,12 @@ def no_misses():
         ("01.one_more_request", 0.0574, 0.206),  # (13.21 - 10.00) / 56
         ("01.largest_chunk", 69, 70),  # 0.0001 * 69^2 + 0.08 * 69 = 5.996; of 70 tokens 6.09
         ("01.long_prompt", 25, 24),  # 200,000 / (8,192 - 64) = 24.6
+        ("02.blocks_for", lambda n, size: math.ceil(n / size), lambda n, size: n // size),
+        ("02.fork_copies", 44, 300),
+        ("02.samples", 34, 96),  # 2 shared and 32 tails
+        ("02.returning", 464, 336),  # 128 + 50,000 - 388 * 128
+        ("02.whole_blocks", 16, 1),
+        ("02.context_bytes", 28.115, 26.7),  # 30,000 * 890 + 20 * 134 * 528 bytes
     ],
 )
 def test_registered_exercises(name, right, wrong):

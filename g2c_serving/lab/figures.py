@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from g2c_serving.lab import charts
+from g2c_serving.lab import charts, hit_calculator, memory, reservation
+from g2c_serving.lab.hit_calculator import EXAMPLE, FLASH
 from g2c_serving.lab.published import Row, rows
 
 # Row id -> the function that gives our value. Each section of the Brief adds its rows here.
@@ -24,6 +25,30 @@ REPRODUCED: dict[str, Callable[[], float]] = {
 for _n in charts.DECODE_REQUESTS:
     REPRODUCED[f"decode.step_ms.{_n}"] = partial(charts.step_ms_at, _n)
     REPRODUCED[f"decode.throughput.{_n}"] = partial(charts.throughput_at, _n)
+
+# Section 2. 300 tokens in blocks of 128, or in a reserved row; an agent back with 10,000 tokens.
+_use = partial(reservation.use, 300, 128)
+_held, _gone, _none = FLASH.cases(EXAMPLE).values()
+REPRODUCED |= {
+    "kv.reserve_7b": lambda: memory.SHAPES["7B of Module 16, float16"].reserved_bytes / 1e9,
+    "paging.reserved_use": lambda: 100 * _use().of_reserved,
+    "paging.blocks": lambda: _use().blocks,
+    "paging.slots": lambda: _use().slots,
+    "paging.block_use": lambda: 100 * _use().of_blocks,
+    "hit.slack": lambda: FLASH.never_cached,
+    "hit.cap": lambda: FLASH.cap(EXAMPLE),
+    "hit.blocks": lambda: _held.reused // FLASH.block_size,
+    "hit.tokens": lambda: _held.reused,
+    "hit.compute": lambda: _held.computed,
+    "hit.evicted_tokens": lambda: _gone.reused,
+    "hit.evicted_new": lambda: _gone.new,
+    "hit.evicted_replay": lambda: _gone.replayed,
+    "hit.evicted_compute": lambda: _gone.computed,
+    "hit.none_compute": lambda: _none.computed,
+    "window.bytes": hit_calculator.window_bytes,
+    "window.mib": lambda: hit_calculator.window_bytes() / 2**20,
+    "global.bytes": lambda: hit_calculator.global_bytes(100_000) / 1e6,
+}
 
 OK, OFF, NOT_YET, SHOWN = "ok", "OFF", "not yet", "shown"
 

@@ -31,6 +31,11 @@ class Shape:
         """Keys and values of one token over all layers."""
         return 2 * self.layers * self.width * self.number_bytes
 
+    @property
+    def reserved_bytes(self) -> int:
+        """A row of all positions, which a request holds whether it uses them or not."""
+        return self.token_bytes * self.positions
+
 
 SHAPES = {  # the shipped model, two models of the course, Module 16's example
     "tiny, float32": Shape(4, 256, 4, 512),
@@ -54,7 +59,7 @@ def requests_in_blocks(blocks: int, block_size: int, tokens: int) -> int:
 
 def requests_reserved(shape: Shape, budget_gb: float) -> int:
     """Requests that fit when each reserves a row of all positions."""
-    return int(round(budget_gb * 1e9)) // (shape.token_bytes * shape.positions)
+    return int(round(budget_gb * 1e9)) // shape.reserved_bytes
 
 
 def panel() -> Panel:
