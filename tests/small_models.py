@@ -19,9 +19,13 @@ def random_lm(
     hidden: int = 64,
     seed: int = 0,
     eos_id: int | None = None,
+    window: int = 0,
+    window_layers: tuple[int, ...] = (),
 ) -> g.LanguageModel:
     """Weights wide enough that the next token depends on the whole context, near and far."""
-    config = ModelConfig(vocab_size, dim, layers, heads, context, hidden)
+    config = ModelConfig(
+        vocab_size, dim, layers, heads, context, hidden, window, tuple(window_layers)
+    )
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in param_shapes(config):

@@ -25,6 +25,8 @@ class ForwardBatch:
     block_tables (R, B)       block ids of r in order, padded with its last one
     slots (N,)                where each new token's keys and values go: block * block_size + offset
     logit_rows (M,)           the tokens (indices into N) whose logits are wanted
+    window_start (R,)         the first position whose keys the window layers have; None: 0 for all
+    new_rows (K,)             the tokens (indices into N) that are not replayed; None: all
     """
 
     token_ids: torch.Tensor
@@ -34,6 +36,8 @@ class ForwardBatch:
     block_tables: torch.Tensor
     slots: torch.Tensor
     logit_rows: torch.Tensor
+    window_start: Sequence[int] | None = None
+    new_rows: torch.Tensor | None = None
 
 
 def build_batch(
@@ -42,12 +46,19 @@ def build_batch(
     block_size: int,
     logits_of: Sequence[int],
     device: str = "cpu",
+    *,
+    window_start: Sequence[int] | None = None,
+    first_new: Sequence[int] | None = None,
 ) -> ForwardBatch:
     """Lay `chunks` out flat.
 
     chunks       per request: its new token ids, and how many of its tokens are cached already
     block_tables per request: block ids that hold all its tokens, the new ones included
     logits_of    the requests (indices) whose last token's logits are wanted
+    window_start per request: the first position whose keys and values the window layers have, at
+                 most the chunk's own first one; None: they have all
+    first_new    per request: the first position that is not replayed. Tokens before it write keys
+                 and values in the window layers alone: the other layers have theirs. None: all new
     """
     lengths = np.array([len(tokens) for tokens, _ in chunks])  # (R,)
     cached = np.array([num_computed for _, num_computed in chunks])  # (R,)
@@ -60,6 +71,11 @@ def build_batch(
     positions = np.arange(query_start[-1]) + np.repeat(cached - query_start[:-1], lengths)  # (N,)
     slots = tables[request_of, positions // block_size] * block_size + positions % block_size
     token_ids = np.fromiter((t for tokens, _ in chunks for t in tokens), np.int64)  # (N,)
+    assert window_start is None or (cached >= np.asarray(window_start)).all(), window_start
+
+    new_rows = None
+    if first_new is not None:
+        new_rows = np.flatnonzero(positions >= np.asarray(first_new)[request_of])  # (K,)
 
     def tensor(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.astype(np.int64, copy=False)).to(device)
@@ -72,4 +88,6 @@ def build_batch(
         block_tables=tensor(tables),
         slots=tensor(slots),
         logit_rows=tensor(query_start[1:][np.asarray(logits_of, dtype=np.int64)] - 1),
+        window_start=window_start,
+        new_rows=None if new_rows is None or len(new_rows) == len(positions) else tensor(new_rows),
     )

@@ -219,9 +219,8 @@ def _load_live(model: Any, tokenizer: Any) -> LanguageModel:
         )
     if tokenizer is None:
         raise ValueError("a live model needs its tokenizer: load(model, tokenizer=...)")
-    config = ModelConfig(
-        **{f.name: getattr(model, f.name) for f in dataclasses.fields(ModelConfig)}
-    )
+    sizes = [f.name for f in dataclasses.fields(ModelConfig) if f.default is dataclasses.MISSING]
+    config = ModelConfig(**{name: getattr(model, name) for name in sizes})
     shapes = dict(param_shapes(config))
     weights = _checked({name: _follow(model, name) for name in shapes}, shapes)
     ours = _adopt(tokenizer, config.vocab_size)

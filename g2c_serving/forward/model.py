@@ -4,21 +4,23 @@ Pre-norm blocks, learned absolute positions, exact GELU, a head tied to the toke
 bias. The weights carry the names and shapes of the course's `TransformerLM`; the pass is ours: a
 flat ragged batch in, the wanted rows' logits out, keys and values read and written through the
 block tables. A block without attention weights is a feed-forward block alone; `inflate` uses
-those. Brief: section 1, and the `forward` box of "The change of perspective".
+those. A window layer sees the last `window` tokens alone, so it needs no older keys: its state is
+of one size however long the text is. Brief: section 1, section 2 ("A cache that outlives the
+request"), and the `forward` box of "The change of perspective".
 
-Left out: the experts, window layers and low precision of V4.1-Flash.
+Left out: the experts and low precision of V4.1-Flash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 
 import torch
 import torch.nn.functional as F
 
 from g2c_serving.checks import as_int
-from g2c_serving.forward.attention import Group, attend, plan_groups
+from g2c_serving.forward.attention import Group, attend, plan_groups, plan_window_groups
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.linear import Linear
@@ -31,7 +33,11 @@ Weights = Mapping[str, torch.Tensor]
 class ModelConfig:
     """Sizes, under the parent course's names. `max_seq_len` is the context limit in tokens.
 
-    ValueError for a size that is no positive integer, or heads that do not divide the width.
+    window         tokens that a window layer sees, its own included; 0: there are no window layers
+    window_layers  which layers, counted from 0, are window layers; the others see all before them
+
+    ValueError for a size that is no positive integer, heads that do not divide the width, a window
+    without layers or layers without a window.
     """
 
     vocab_size: int
@@ -40,13 +46,31 @@ class ModelConfig:
     num_heads: int
     max_seq_len: int
     hidden_dim: int
+    window: int = 0
+    window_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for size in fields(self):
-            as_int(size.name, getattr(self, size.name), 1)
+            if size.default is MISSING:
+                as_int(size.name, getattr(self, size.name), 1)
         if self.embedding_dim % self.num_heads:
             raise ValueError(
                 f"num_heads={self.num_heads} must divide embedding_dim={self.embedding_dim}"
+            )
+        self._check_window()
+
+    def _check_window(self) -> None:
+        if not isinstance(self.window_layers, list | tuple):
+            raise ValueError(f"window_layers={self.window_layers!r} must be a list of layers")
+        last = self.num_layers - 1
+        layers = tuple(as_int("window_layers", i, 0, last) for i in self.window_layers)
+        object.__setattr__(self, "window_layers", layers)  # a JSON file gives a list
+        if len(set(layers)) < len(layers):
+            raise ValueError(f"window_layers={list(layers)} names a layer twice")
+        if (as_int("window", self.window, 0) > 0) != bool(layers):
+            raise ValueError(
+                f"window={self.window} and window_layers={list(layers)}: a window needs at least "
+                "one layer, and a window layer a window of 1 or more"
             )
 
     @property
@@ -63,43 +87,55 @@ class LayerNorm:
 
 
 class Attention:
-    """Multi-head causal attention; q, k and v come out of one fused linear layer."""
+    """Multi-head causal attention; q, k and v come out of one fused linear layer.
 
-    def __init__(self, weights: Weights, name: str, num_heads: int, layer: int) -> None:
+    Replayed tokens rebuild the keys and values of window layers; those of the other layers are in
+    the cache, exact and perhaps shared, and are not written again.
+    """
+
+    def __init__(
+        self, weights: Weights, name: str, num_heads: int, layer: int, windowed: bool
+    ) -> None:
         parts = [f"{name}.{p}_proj" for p in "qkv"]
         self.qkv = Linear(
             torch.cat([weights[f"{p}.W"] for p in parts], dim=1),
             torch.cat([weights[f"{p}.b"] for p in parts]),
         )
         self.out = Linear(weights[f"{name}.out_proj.W"], weights[f"{name}.out_proj.b"])
-        self.num_heads, self.layer = num_heads, layer
+        self.num_heads, self.layer, self.windowed = num_heads, layer, windowed
 
     def __call__(
-        self, x: torch.Tensor, slots: torch.Tensor, cache: KVCache, groups: list[Group]
+        self, x: torch.Tensor, batch: ForwardBatch, cache: KVCache, groups: list[Group]
     ) -> torch.Tensor:
         qkv = self.qkv(x).view(x.shape[0], 3, self.num_heads, -1)  # (N, 3, H, d)
         q, k, v = qkv.unbind(1)
-        cache.write(self.layer, slots, k, v)
+        if self.windowed or batch.new_rows is None:
+            cache.write(self.layer, batch.slots, k, v)
+        else:
+            new = batch.new_rows
+            cache.write(self.layer, batch.slots[new], k[new], v[new])
         return self.out(attend(q, self.layer, cache, groups))  # (N, D)
 
 
 class Block:
     """x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
-    def __init__(self, weights: Weights, name: str, num_heads: int, layer: int) -> None:
-        self.attention = None
+    def __init__(
+        self, weights: Weights, name: str, num_heads: int, layer: int, windowed: bool
+    ) -> None:
+        self.attention, self.windowed = None, windowed
         if f"{name}.attn.q_proj.W" in weights:
-            self.attention = Attention(weights, f"{name}.attn", num_heads, layer)
+            self.attention = Attention(weights, f"{name}.attn", num_heads, layer, windowed)
             self.norm1 = LayerNorm(weights, f"{name}.ln1")
         self.norm2 = LayerNorm(weights, f"{name}.ln2")
         self.up = Linear(weights[f"{name}.ffn.fc1.W"], weights[f"{name}.ffn.fc1.b"])
         self.down = Linear(weights[f"{name}.ffn.fc2.W"], weights[f"{name}.ffn.fc2.b"])
 
     def __call__(
-        self, x: torch.Tensor, slots: torch.Tensor, cache: KVCache, groups: list[Group]
+        self, x: torch.Tensor, batch: ForwardBatch, cache: KVCache, groups: list[Group]
     ) -> torch.Tensor:
         if self.attention is not None:
-            x = x + self.attention(self.norm1(x), slots, cache, groups)  # (N, D)
+            x = x + self.attention(self.norm1(x), batch, cache, groups)  # (N, D)
         return x + self.down(self.up(self.norm2(x), gelu=True))  # (N, D)
 
 
@@ -119,8 +155,8 @@ class Transformer:
         self.pos_embed = weights["pos_embed.weight"]  # (max_seq_len, D)
         self.blocks: list[Block] = []
         for i in range(config.num_layers):
-            layer = self.num_attention_layers
-            self.blocks.append(Block(weights, f"blocks.{i}", config.num_heads, layer))
+            layer, windowed = self.num_attention_layers, i in config.window_layers
+            self.blocks.append(Block(weights, f"blocks.{i}", config.num_heads, layer, windowed))
         self.norm = LayerNorm(weights, "ln_final")
         self.head = Linear(self.token_embed.T, weights["head_bias"])
 
@@ -144,9 +180,12 @@ class Transformer:
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
-        """Logits (M, V) of the batch's `logit_rows`; keys and values of all N tokens are stored."""
-        groups = plan_groups(batch, cache)
+        """Logits (M, V) of the batch's `logit_rows`; keys and values of all N tokens are stored
+        (of replayed ones in the window layers alone)."""
+        groups = in_window = plan_groups(batch, cache)
+        if self.config.window:
+            in_window = plan_window_groups(batch, cache, self.config.window)
         x = self.token_embed[batch.token_ids] + self.pos_embed[batch.positions]  # (N, D)
         for block in self.blocks:
-            x = block(x, batch.slots, cache, groups)
+            x = block(x, batch, cache, in_window if block.windowed else groups)
         return self.head(self.norm(x[batch.logit_rows]))  # (M, V)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.linear import Linear
+from g2c_serving.lab.one_user import refuse_windows
 
 
 class PlainLinear:
@@ -38,6 +39,7 @@ class DenseModel:
         max_tokens: int,
         linear: type[PlainLinear] | type[Linear] = PlainLinear,
     ) -> None:
+        refuse_windows(lm, "DenseModel")
         self.config, self.weights = lm.config, lm.weights
         d, heads = lm.config.head_dim, lm.config.num_heads
         self.blocks = [self._block(i, linear) for i in range(lm.config.num_layers)]

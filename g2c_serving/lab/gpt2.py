@@ -2,7 +2,8 @@
 
 The tests compare logits with it, the benchmark compares speed with its two ways of serving many
 prompts. Only this file imports transformers, and only when it is called. GPT-2 has no bias on its
-head, no block without attention, and one hidden width: what it cannot hold is refused.
+head, no block without attention, no window layers, and one hidden width: what it cannot hold is
+refused.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.lab.one_user import refuse_windows
 
 OURS_TO_GPT2 = {
     "ln1.gamma": "ln_1.weight",
@@ -106,7 +108,8 @@ def continuous_generate(
 
 
 def _check(lm: LanguageModel) -> None:
-    """ValueError for weights of `lm` that a GPT-2 has no place for."""
+    """ValueError for what `lm` has and a GPT-2 has no place for."""
+    refuse_windows(lm, "GPT-2")
     if lm.weights["head_bias"].any():
         raise ValueError(f"head_bias of {lm.name} is not zero: GPT-2 has no bias on its head")
     for i in range(lm.config.num_layers):

@@ -2,9 +2,9 @@
 
 This is what the parent course builds, `generate_cached`, reduced to the skeleton that the Brief
 prints in "The change of perspective": attention written out, plain matrix products, no batch, no
-pages. The engine is measured against it and, in float64, must write the same tokens. It shares
-nothing with the engine but the weights. Layer norm is torch's own, one call where the course has
-five, which favours this side.
+pages, no window layers. The engine is measured against it and, in float64, must write the same
+tokens. It shares nothing with the engine but the weights. Layer norm is torch's own, one call where
+the course has five, which favours this side.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ Cache = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values (H, T, d) of 
 def argmax(logits: torch.Tensor) -> int:
     """The greedy choice from logits (V,). `.item()` waits for the device, once for every token."""
     return int(logits.argmax().item())
+
+
+def refuse_windows(lm: LanguageModel, who: str) -> None:
+    """ValueError where `lm` has window layers: `who` would let them see everything."""
+    if layers := list(lm.config.window_layers):
+        raise ValueError(f"{lm.name} has window layers {layers}: {who} has none; use the Engine")
 
 
 def generate_cached(
@@ -46,9 +52,12 @@ def generate_cached(
 
 
 class OneUserModel:
-    """The model of `lm` as the course computes it, in float32 or float64, on the CPU."""
+    """The model of `lm` as the course computes it, in float32 or float64, on the CPU.
+
+    ValueError for a model with window layers."""
 
     def __init__(self, lm: LanguageModel, dtype: torch.dtype = torch.float32) -> None:
+        refuse_windows(lm, "OneUserModel")
         weights = {name: w.to(dtype) for name, w in lm.weights.items()}
         self.num_heads, self.max_seq_len = lm.config.num_heads, lm.config.max_seq_len
         self.token_embed = weights["token_embed.weight"]  # (V, D)
