@@ -16,13 +16,14 @@ from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.train import trainer
 from g2c_serving.train.artifact import save_artifact
 from g2c_serving.train.batches import batch, drill_share
-from g2c_serving.train.gpt import GPT, state_tensors
+from g2c_serving.train.gpt import GPT, sliding_window, state_tensors
 from g2c_serving.train.optimizer import make_optimizers, orthogonalize, set_learning_rate
 from g2c_serving.train.trainer import Run, TrainingConfig, load_checkpoint, save_checkpoint, train
 from g2c_serving.train.vocabulary import learn_tokenizer
 
 SHAPE = {"embedding_dim": 32, "num_layers": 2, "num_heads": 2, "max_seq_len": 64, "hidden_dim": 64}
 SMALL = TrainingConfig(steps=40, tokens_per_step=256, model=SHAPE)
+WINDOWED = dataclasses.replace(SMALL, model=SHAPE | {"window": 8, "window_layers": [0]})
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +38,11 @@ def stopped_at(config: TrainingConfig, tokenizer: Tokenizer, step: int) -> Run:
     return run
 
 
-def test_a_short_run_lowers_the_loss(tokenizer: Tokenizer) -> None:
-    run = Run(SMALL, tokenizer)
+@pytest.mark.parametrize("config", [SMALL, WINDOWED], ids=["tiny", "tiny-window"])
+def test_a_short_run_lowers_the_loss(config: TrainingConfig, tokenizer: Tokenizer) -> None:
+    run = Run(config, tokenizer)
     before = run.held_out_loss(batches=2)
-    losses = [run.train_step() for _ in range(SMALL.steps)]
+    losses = [run.train_step() for _ in range(config.steps)]
     assert before == pytest.approx(math.log(1024), abs=0.1)  # a model that knows nothing
     assert run.held_out_loss(batches=2) < before - 0.8
     assert sum(losses[-5:]) < sum(losses[:5])
@@ -81,6 +83,25 @@ def test_other_settings_do_not_resume(tmp_path, tokenizer: Tokenizer) -> None:
         load_checkpoint(other, tmp_path / "run.pt")
 
 
+def test_a_window_layer_sees_the_last_tokens_alone() -> None:
+    """Right value: by hand, for a window of 3. And with every layer a window layer, a token moves
+    the logits of as many tokens as the windows chained reach: two layers of 3 reach 4 back."""
+    assert sliding_window(5, 3).int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [0, 1, 1, 1, 0],
+        [0, 0, 1, 1, 1],
+    ]
+    model = GPT(1024, SHAPE | {"window": 3, "window_layers": [0, 1]})
+    ids = torch.arange(100, 120)[None]
+    changed = ids.clone()
+    changed[0, 5] = 7
+    with torch.no_grad():
+        differs = (model(ids) - model(changed)).abs().amax(-1)[0] > 0
+    assert differs.nonzero().flatten().tolist() == [5, 6, 7, 8, 9]
+
+
 def test_the_artifact_gives_the_engine_the_same_model(tmp_path, tokenizer: Tokenizer) -> None:
     """Greedy tokens of the engine are those of the training model run densely."""
     run = stopped_at(SMALL, tokenizer, 25)
@@ -95,6 +116,14 @@ def test_the_artifact_gives_the_engine_the_same_model(tmp_path, tokenizer: Token
             logits = run.model(torch.tensor([ids]))[0, -1]
         assert logits[token] >= logits.max() - 1e-4
         ids.append(token)
+
+
+def test_the_artifact_of_a_window_model_says_so(tmp_path, tokenizer: Tokenizer) -> None:
+    trainer.export(Run(WINDOWED, tokenizer), tmp_path, "tiny-window")
+    folder = tmp_path / "models" / "tiny-window"
+    assert json.loads((folder / "config.json").read_text())["model_config"]["window_layers"] == [0]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["name"] == "tiny-window" and "layers [0] see the last 8" in manifest["notes"]
 
 
 def test_files_of_the_artifact(tmp_path, tokenizer: Tokenizer) -> None:
@@ -195,9 +224,11 @@ def test_unknown_model_name(capsys) -> None:
     assert stop.value.code == 2 and "tiny" in capsys.readouterr().err
 
 
-def test_the_command_trains_and_writes(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setitem(trainer.DEFAULT_CONFIG, "num_layers", 1)
-    monkeypatch.setitem(trainer.DEFAULT_CONFIG, "embedding_dim", 32)
-    assert trainer.main(["tiny", "--steps", "2", "--out", str(tmp_path)]) == 0
+@pytest.mark.parametrize("name", trainer.MODELS)
+def test_the_command_trains_and_writes(name: str, tmp_path, capsys, monkeypatch) -> None:
+    small = {"num_layers": 1, "embedding_dim": 32, "num_heads": 2}
+    small |= {"window_layers": [0]} if "window" in trainer.MODELS[name] else {}
+    monkeypatch.setitem(trainer.MODELS, name, trainer.MODELS[name] | small)
+    assert trainer.main([name, "--steps", "2", "--out", str(tmp_path)]) == 0
     assert "2 steps" in capsys.readouterr().out
-    assert g.load(tmp_path / "models" / "tiny").config.embedding_dim == 32
+    assert g.load(tmp_path / "models" / name).config.embedding_dim == 32

@@ -20,7 +20,7 @@ from torch import Tensor
 def save_artifact(
     folder: str | Path,
     tensors: dict[str, Tensor],
-    model_config: dict[str, int],
+    model_config: dict[str, Any],
     training_config: dict[str, Any],
     results: dict[str, Any],
 ) -> None:
@@ -47,13 +47,20 @@ def save_artifact(
         "git_commit": None,
         "created_at": date.today().isoformat(),
         **results,
-        "notes": "head_bias is fixed at zero, so these weights are also a GPT-2 checkpoint",
+        "notes": _notes(model_config),
     }
     aside = folder / "model.safetensors.new"
     save_file(half, aside, metadata={"format": "pt"})
     os.replace(aside, folder / "model.safetensors")
     _write_json(folder / "config.json", config)
     _write_json(folder / "manifest.json", manifest)
+
+
+def _notes(model_config: dict[str, Any]) -> str:
+    if not model_config.get("window"):
+        return "head_bias is fixed at zero, so these weights are also a GPT-2 checkpoint"
+    layers, window = model_config["window_layers"], model_config["window"]
+    return f"layers {layers} see the last {window} tokens, the others all; head_bias is zero"
 
 
 def _to_half(name: str, tensor: Tensor) -> Tensor:

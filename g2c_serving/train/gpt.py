@@ -2,13 +2,14 @@
 
 The same function as the serving model in `forward/model.py`, written for whole rows of tokens
 instead of pages: pre-norm blocks, learned absolute positions, exact GELU, a tied head whose bias
-stays zero. `state_tensors` gives the weights under the names and shapes of the g2c layout.
+stays zero. Layers named in `window_layers` see the last `window` tokens only, their own included.
+`state_tensors` gives the weights under the names and shapes of the g2c layout.
 """
 
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,15 @@ DEFAULT_CONFIG = {
     "num_heads": 4,
     "max_seq_len": 512,
     "hidden_dim": 1024,
+}
+WINDOW_CONFIG: dict[str, Any] = {
+    "embedding_dim": 192,
+    "num_layers": 6,
+    "num_heads": 3,
+    "max_seq_len": 512,
+    "hidden_dim": 768,
+    "window": 32,
+    "window_layers": [0, 1, 3, 4],
 }
 
 
@@ -34,11 +44,14 @@ class Block(nn.Module):
         self.out = nn.Linear(dim, dim)
         self.fc1, self.fc2 = nn.Linear(dim, hidden_dim), nn.Linear(hidden_dim, dim)
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, T, D) -> (B, T, D)
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, T, D) -> (B, T, D). Without a `mask` (T, T) of who is seen, all before are."""
         b, t, d = x.shape
         qkv = self.qkv(self.ln1(x)).view(b, t, 3, self.num_heads, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, d)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scores / sqrt(d)
+        mixed = F.scaled_dot_product_attention(  # scores / sqrt(d)
+            q, k, v, attn_mask=mask, is_causal=mask is None
+        )
         x = x + self.out(mixed.transpose(1, 2).reshape(b, t, d))
         return x + self.fc2(F.gelu(self.fc1(self.ln2(x))))
 
@@ -46,7 +59,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """`forward(ids (B, T)) -> logits (B, T, V)`, T at most max_seq_len."""
 
-    def __init__(self, vocab_size: int, config: dict[str, int]) -> None:
+    def __init__(self, vocab_size: int, config: dict[str, Any]) -> None:
         super().__init__()
         dim, self.config = config["embedding_dim"], dict(config)
         self.token_embed = nn.Embedding(vocab_size, dim)
@@ -54,6 +67,9 @@ class GPT(nn.Module):
         shape = (dim, config["num_heads"], config["hidden_dim"])
         self.blocks = nn.ModuleList(Block(*shape) for _ in range(config["num_layers"]))
         self.ln_final = nn.LayerNorm(dim)
+        self.window_layers = set(config.get("window_layers", ()))
+        seen = sliding_window(config["max_seq_len"], config.get("window", 0))
+        self.register_buffer("seen", seen, persistent=False)
         self.apply(self._initialize)
 
     def _initialize(self, module: nn.Module) -> None:
@@ -68,9 +84,17 @@ class GPT(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.token_embed(ids) + self.pos_embed.weight[: ids.shape[1]]  # (B, T, D)
-        for block in self.blocks:
-            x = block(x)
+        seen = cast(Tensor, self.seen)[: ids.shape[1], : ids.shape[1]]
+        for i, block in enumerate(self.blocks):
+            x = block(x, seen if i in self.window_layers else None)
         return F.linear(self.ln_final(x), self.token_embed.weight)  # (B, T, V)
+
+
+def sliding_window(length: int, window: int) -> Tensor:
+    """Boolean (length, length): may the token of a row see that of a column? The last `window`
+    tokens, its own included."""
+    behind = torch.arange(length)[:, None] - torch.arange(length)  # how far the key lies behind
+    return (behind >= 0) & (behind < window)
 
 
 def state_tensors(model: GPT) -> dict[str, Tensor]:

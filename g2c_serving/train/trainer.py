@@ -1,4 +1,4 @@
-"""`python -m g2c_serving train`: makes the tokenizer, trains `tiny`, measures what it can do.
+"""`python -m g2c_serving train`: makes the tokenizer, trains a model, measures what it can do.
 
 A plain loop: a batch of documents, the loss of the next token, one step of the optimizer. A
 checkpoint every hundred steps lets `--resume` go on as if nothing had happened. On a processor
@@ -26,11 +26,12 @@ from g2c_serving.paths import DATA, ROOT
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.train.artifact import save_artifact
 from g2c_serving.train.batches import batch, drill_share
-from g2c_serving.train.gpt import DEFAULT_CONFIG, GPT, state_tensors
+from g2c_serving.train.gpt import DEFAULT_CONFIG, GPT, WINDOW_CONFIG, state_tensors
 from g2c_serving.train.optimizer import make_optimizers, set_learning_rate
 
 TOKENIZER = DATA / "tokenizers" / "tiny" / "tokenizer.json"
 CHECKPOINT_EVERY = 100
+MODELS: dict[str, dict[str, Any]] = {"tiny": DEFAULT_CONFIG, "tiny-window": WINDOW_CONFIG}
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class TrainingConfig:
     tokens_per_step: int = 4096
     muon_lr: float = 0.02
     adam_lr: float = 0.003
-    model: dict[str, int] = field(default_factory=lambda: dict(DEFAULT_CONFIG))
+    model: dict[str, Any] = field(default_factory=lambda: dict(DEFAULT_CONFIG))
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -171,8 +172,8 @@ def show_progress(run: Run) -> None:
         print(line.rstrip(), flush=True)
 
 
-def export(run: Run, out: Path) -> dict[str, Any]:
-    """Write `out`/models/tiny and `out`/tokenizers/tiny; the results that the manifest states."""
+def export(run: Run, out: Path, name: str = "tiny") -> dict[str, Any]:
+    """Write `out`/models/`name` and `out`/tokenizers/tiny; the results that the manifest states."""
     results = {
         "steps_completed": run.step,
         "final_train_loss": round(run.loss, 4),
@@ -181,7 +182,7 @@ def export(run: Run, out: Path) -> dict[str, Any]:
     }
     settings = {k: v for k, v in asdict(run.config).items() if k != "model"}
     settings |= {"optimizer": "Muon and AdamW", "bfloat16": has_bfloat16()}
-    folder = out / "models" / "tiny"
+    folder = out / "models" / name
     save_artifact(folder, state_tensors(run.model), run.config.model, settings, results)
     run.tokenizer.save(out / "tokenizers" / "tiny" / "tokenizer.json")
     return results
@@ -210,32 +211,34 @@ def _train_tokenizer(args: argparse.Namespace) -> int:
     return 0
 
 
-def _train_tiny(args: argparse.Namespace) -> int:
+def _train_model(args: argparse.Namespace) -> int:
+    folder = args.out / "models" / args.what
     if args.measure:
         from g2c_serving.train.quality import measure
 
-        print(measure(args.out / "models" / "tiny").table())
+        print(measure(folder).table())
         return 0
-    config = TrainingConfig(steps=args.steps, seed=args.seed)
+    config = TrainingConfig(steps=args.steps, seed=args.seed, model=dict(MODELS[args.what]))
     own = args.out / "tokenizers" / "tiny" / "tokenizer.json"
     run = Run(config, Tokenizer.load(own if own.is_file() else TOKENIZER))
-    checkpoint = checkpoint_path(args.out)
+    checkpoint = checkpoint_path(args.out, args.what)
     if args.resume:
         load_checkpoint(run, checkpoint)
     train(run, checkpoint, show_progress)
-    results = export(run, args.out)
-    print(f"\ndone: {args.out / 'models' / 'tiny'}, {results['steps_completed']} steps in "
+    results = export(run, args.out, args.what)
+    print(f"\ndone: {folder}, {results['steps_completed']} steps in "
           f"{run.seconds:.0f} s, held-out loss {results['final_val_loss']:.3f}")  # fmt: skip
     return 0
 
 
-def checkpoint_path(out: Path) -> Path:
-    """One checkpoint for each folder that is written to, outside that folder."""
-    name = "tiny" if out == DATA else f"tiny-{sha256(str(out.resolve()).encode()).hexdigest()[:8]}"
+def checkpoint_path(out: Path, name: str = "tiny") -> Path:
+    """One checkpoint for each model and each folder that is written to, outside that folder."""
+    if out != DATA:
+        name = f"{name}-{sha256(str(out.resolve()).encode()).hexdigest()[:8]}"
     return ROOT / ".cache" / "train" / f"{name}.pt"
 
 
-_COMMANDS = {"tokenizer": _train_tokenizer, "tiny": _train_tiny}
+_COMMANDS = {"tokenizer": _train_tokenizer, **dict.fromkeys(MODELS, _train_model)}
 
 
 def _parser() -> argparse.ArgumentParser:
