@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -20,6 +21,9 @@ class EngineConfig:
     max_num_batched_tokens   most tokens in a step, decode rows included; caps the running requests
     max_num_seqs             most requests that run at a time
     dtype, device            float32, float64 or bfloat16; cpu, or mps and cuda, both untested
+    enable_prefix_caching    requests reuse the blocks of earlier ones with the same beginning
+    cache_dir, cache_bytes   a folder, and how much of it: blocks outlive the engine (needs the
+                             above). Several engines may share one folder
     step_time_budget_ms      aim of a step's time: prefill chunks shrink to fit (needs cost_model)
     cost_model               a fitted `CostModel`
     """
@@ -30,6 +34,9 @@ class EngineConfig:
     max_num_seqs: int = 64
     dtype: str = "float32"
     device: str = "cpu"
+    enable_prefix_caching: bool = False
+    cache_dir: str | Path | None = None
+    cache_bytes: int = 0
     step_time_budget_ms: float | None = None
     cost_model: CostModel | None = None
 
@@ -39,12 +46,29 @@ class EngineConfig:
         if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} must be one of {sorted(DTYPES)}")
         _require_device(self.device)
+        self._check_cache()
         if self.cost_model is not None and not isinstance(self.cost_model, CostModel):
             raise ValueError(f"cost_model={self.cost_model!r} must be a CostModel, or None")
         if self.step_time_budget_ms is not None:
             budget = as_number("step_time_budget_ms", self.step_time_budget_ms)
             object.__setattr__(self, "step_time_budget_ms", budget)
             self._check_budget(budget)
+
+    def _check_cache(self) -> None:
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ValueError(
+                f"enable_prefix_caching={self.enable_prefix_caching!r} must be True or False"
+            )
+        object.__setattr__(self, "cache_bytes", as_int("cache_bytes", self.cache_bytes, 0))
+        if self.cache_dir is None:
+            return
+        if not isinstance(self.cache_dir, str | Path):
+            raise ValueError(f"cache_dir={self.cache_dir!r} must be a folder's path, or None")
+        if not self.enable_prefix_caching:
+            raise ValueError(
+                f"cache_dir={str(self.cache_dir)!r} needs enable_prefix_caching=True: the disk "
+                "keeps what the prefix cache finds"
+            )
 
     def _check_budget(self, budget: float) -> None:
         if budget <= 0:

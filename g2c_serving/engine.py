@@ -4,31 +4,44 @@ This is the loop of the Brief's "The change of perspective". Requests join and l
 each step advances every running request by a token, or by a chunk of its prompt. The four phases
 live in four folders and do not call each other; this file ties them together.
 
-Mirrors the engine core of DeepInfer (`csrc/engine`). Left out: forks, prefix hits, speculation,
-grammars, overlap of the phases.
+Mirrors the engine core of DeepInfer (`csrc/engine`). Left out: speculation, grammars, overlap of
+the phases.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
 
-from g2c_serving.config import DTYPES, EngineConfig
+from g2c_serving.checks import as_int
+from g2c_serving.config import EngineConfig
 from g2c_serving.forward.batch import ForwardBatch, build_batch
 from g2c_serving.forward.checkpoints import LanguageModel
-from g2c_serving.forward.model import Transformer
 from g2c_serving.history import HISTORY_STEPS, EngineStats, StepRecord, Stopwatch, rows_of
-from g2c_serving.intake import Prompt, check_can_run, encode_prompt, one_each
+from g2c_serving.intake import (
+    Prompt,
+    check_cache_options,
+    check_can_run,
+    encode_prompt,
+    make_samples,
+    one_each,
+)
 from g2c_serving.interrupts import deferred_interrupt
-from g2c_serving.request import FINISHED, Request, RequestOutput, SamplingParams
+from g2c_serving.parts import make_model, make_prefix_cache
+from g2c_serving.request import (
+    EXPECTED,
+    FINISHED,
+    MAX_SAMPLES,
+    Request,
+    RequestOutput,
+    SamplingParams,
+)
 from g2c_serving.sample.rng import sample_seed
-from g2c_serving.sample.sampler import SamplingBatch, sample
+from g2c_serving.sample.sampler import batch_of, sample
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.scheduler import Scheduled, Scheduler
 
@@ -40,11 +53,12 @@ class Engine:
 
     def __init__(self, lm: LanguageModel, config: EngineConfig | None = None) -> None:
         self.lm, self.config = lm, EngineConfig() if config is None else config
-        self.model = _model(lm, self.config)
+        self.model = make_model(lm, self.config)
         self.cache = self.model.new_cache(self.config.num_blocks, self.config.block_size)
         self.block_manager = BlockManager(self.config.num_blocks, self.config.block_size)
+        self.prefix_cache = make_prefix_cache(lm, self.model, self.config, self.block_manager)
         self.scheduler = Scheduler(
-            self.block_manager,
+            self.prefix_cache,
             self.config.max_num_batched_tokens,
             self.config.max_num_seqs,
             self.config.step_time_budget_ms,
@@ -63,26 +77,60 @@ class Engine:
     def has_unfinished(self) -> bool:
         return bool(self._requests)
 
-    def add(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
-        """Queue a prompt and return its request id. ValueError for what could never run."""
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        cache_salt: str = "",
+        traffic: str = "chat",
+    ) -> int:
+        """Queue a prompt and return its request id. ValueError for what could never run.
+
+        cache_salt  cached blocks are shared among requests of one salt only: one for each tenant
+        traffic     chat or agent: decides how long the disk keeps its blocks
+        """
         params = SamplingParams() if params is None else params
-        if not isinstance(params, SamplingParams):
-            raise TypeError(f"params is {params!r}: pass SamplingParams(...)")
         prompt_token_ids = encode_prompt(self.lm.tokenizer, prompt)
         check_can_run(prompt_token_ids, params, self.lm, self.config)
-        samples = self._samples(prompt_token_ids, params)
+        check_cache_options(cache_salt, traffic)
+        ids = self._next_request_id, self._next_sequence_id
+        samples = make_samples(prompt_token_ids, params, self.lm.eos_id, *ids)
+        for request in samples:
+            request.cache_salt, request.traffic = cache_salt, traffic
         with deferred_interrupt():
             self._next_sequence_id += params.n
             self._next_request_id += 1
             self._requests[samples[0].request_id] = samples
-            self.scheduler.add(samples)
+            self.scheduler.add(samples[0])
         return samples[0].request_id
+
+    def fork(self, request_id: int, seed: int | None = None) -> int:
+        """Copy an unfinished request as it stands: a new request that shares its blocks, with its
+        own draws from here on. Returns the copy's request id.
+
+        seed    None: worked out from the parent's seed and the number of this fork
+        KeyError for a request that is not waiting or running, ValueError for one with several
+        unfinished samples.
+        """
+        samples = self._unfinished(request_id)
+        if len(samples) > 1:
+            raise ValueError(f"request_id {request_id} has {len(samples)} unfinished samples: "
+                             "fork a request of one")  # fmt: skip
+        (parent,) = samples
+        if seed is None:
+            seed = sample_seed(parent.seed, MAX_SAMPLES + parent.num_forks)
+        seed = as_int("seed", seed, 0, 2**64 - 1)
+        with deferred_interrupt():
+            child = parent.fork(self._next_request_id, self._next_sequence_id, seed)
+            self._next_request_id += 1
+            self._next_sequence_id += 1
+            self._requests[child.request_id] = [child]
+            self.scheduler.fork(parent, child)
+        return child.request_id
 
     def abort(self, request_id: int) -> list[RequestOutput]:
         """End all samples of a request now; their outputs. KeyError for one that is not running."""
-        if request_id not in self._requests:
-            raise KeyError(f"request_id {request_id} is not waiting or running in this engine")
-        samples = list(self._requests[request_id])
+        samples = self._unfinished(request_id)
         with deferred_interrupt():
             for request in samples:
                 self._drop(request)
@@ -93,6 +141,8 @@ class Engine:
         self,
         prompts: Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        cache_salt: str = "",
+        traffic: str = "chat",
     ) -> list[RequestOutput]:
         """Run all prompts to their end: params.n outputs a prompt, in the prompts' order.
 
@@ -110,7 +160,7 @@ class Engine:
         finished: dict[tuple[int, int], RequestOutput] = {}
         try:
             for prompt, one in zip(prompts, one_each(params, len(prompts)), strict=True):
-                self.add(prompt, one)
+                self.add(prompt, one, cache_salt, traffic)
             while self.has_unfinished:
                 for output in self.step():
                     if output.finish_reason is not None:
@@ -162,7 +212,9 @@ class Engine:
         """The step's rows and their flat batch. Rows of like length stand side by side, as the
         attention groups want them."""
         scheduled = self.scheduler.schedule()
+        self.cache.copy(self.block_manager.take_copies())
         self.cache.clear(self.block_manager.take_fresh())
+        self.prefix_cache.load(self.cache)
         if not scheduled:
             return [], None
         scheduled.sort(key=lambda s: (s.num_tokens, s.num_computed))
@@ -172,25 +224,27 @@ class Engine:
         ]
         tables = [self.block_manager.tables[s.request.sequence_id] for s in scheduled]
         wanted = [i for i, s in enumerate(scheduled) if s.samples]
+        window: dict[str, list[int]] = {}
+        if self.prefix_cache.window:
+            window["window_start"] = [s.request.window_start for s in scheduled]
+            window["first_new"] = [max(s.num_computed, s.request.replay_until) for s in scheduled]
         block_size, device = self.config.block_size, self.config.device
-        return scheduled, build_batch(chunks, tables, block_size, wanted, device)
+        return scheduled, build_batch(chunks, tables, block_size, wanted, device, **window)
 
     def _forward(self, batch: ForwardBatch | None) -> torch.Tensor | None:
         """Logits (M, V) of the requests that sample in this step."""
         return None if batch is None else self.model.forward(batch, self.cache)
 
     def _sample(self, scheduled: list[Scheduled], logits: torch.Tensor | None) -> list[int]:
-        """The next token of each request that samples in this step, in their order."""
-        rows = [s.request for s in scheduled if s.samples]
-        if not rows or logits is None:
+        """The next token of each request that samples in this step, in their order. A prompt's last
+        logits serve all samples of it."""
+        families = [s.request.family for s in scheduled if s.samples]
+        if not families or logits is None:
             return []
-        batch = SamplingBatch(
-            seeds=np.array([r.seed for r in rows], dtype=np.uint64),
-            positions=np.array([len(r.token_ids) for r in rows]),
-            temperature=np.array([r.params.temperature for r in rows], dtype=float),
-            top_k=np.array([min(r.params.top_k, self.lm.vocab_size) for r in rows]),
-            top_p=np.array([r.params.top_p for r in rows], dtype=float),
-        )
+        rows = [request for family in families for request in family]
+        if len(rows) > len(families):
+            logits = logits[[i for i, family in enumerate(families) for _ in family]]
+        batch = batch_of(rows, self.lm.vocab_size)
         return sample(logits, batch).tolist()
 
     def _process(
@@ -198,15 +252,20 @@ class Engine:
     ) -> list[RequestOutput]:
         """Append tokens, check what ends, give the outputs of all that moved."""
         next_tokens = iter(tokens)
+        moved = self.scheduler.failed + [r for s in scheduled for r in s.request.family]
+        self.scheduler.failed = []
         for s in scheduled:
             if error is not None:
-                s.request.finish("error", error)
+                for request in s.request.family:
+                    request.finish("error", error)
                 continue
             s.request.num_computed_tokens += s.num_tokens
+            self.prefix_cache.commit(s.request, s.num_tokens)
             if s.request.num_uncomputed == 0:
-                self._append(s.request, next(next_tokens))
-        moved = self.scheduler.failed + [s.request for s in scheduled]
-        self.scheduler.failed = []
+                for request in s.request.family:
+                    self._append(request, next(next_tokens))
+                self._fork_siblings(s.request)
+        moved = [request for request in moved if request.state != EXPECTED]
         for request in moved:
             if request.state == FINISHED:
                 self._drop(request)
@@ -220,6 +279,7 @@ class Engine:
         record.num_running = len(self.scheduler.running)
         record.num_free_blocks = self.block_manager.num_free
         self.stats.count(record, self.block_manager.peak_used)
+        self.stats.cached_tokens = self.prefix_cache.cached_tokens
         self.history.append(record)
 
     # what they share
@@ -235,40 +295,25 @@ class Engine:
         elif len(request.token_ids) >= self.lm.config.max_seq_len:
             request.finish("length", f"the context limit of {self.lm.config.max_seq_len} tokens")
 
+    def _fork_siblings(self, request: Request) -> None:
+        """The prompt is computed, and each sample of it has its first token: from here on they are
+        ordinary requests."""
+        siblings, request.siblings = request.siblings, []
+        for sibling in siblings:
+            if sibling.state == EXPECTED:
+                self.scheduler.fork(request, sibling)
+
     def _drop(self, request: Request) -> None:
-        """Give back all that a finished request held."""
+        """Give back all that a finished request held, and keep what may be of use to others."""
+        if request.finish_reason != "error":
+            self.prefix_cache.keep(request, self.cache)
         self.scheduler.remove(request)
         samples = self._requests[request.request_id]
         samples.remove(request)
         if not samples:
             del self._requests[request.request_id]
 
-    def _samples(self, prompt_token_ids: list[int], params: SamplingParams) -> list[Request]:
-        """One request for each sample of the prompt, not queued yet."""
-        seed = secrets.randbits(64) if params.seed is None else params.seed
-        stop_ids = set(params.stop_token_ids)
-        if self.lm.eos_id is not None and not params.ignore_eos:
-            stop_ids.add(self.lm.eos_id)
-        return [
-            Request(
-                self._next_request_id,
-                self._next_sequence_id + i,
-                i,
-                prompt_token_ids,
-                params,
-                sample_seed(seed, i),
-                stop_ids=frozenset(stop_ids),
-            )
-            for i in range(params.n)
-        ]
-
-
-def _model(lm: LanguageModel, config: EngineConfig) -> Transformer:
-    """The model at the precision and on the device of `config`. TypeError for other objects."""
-    if not hasattr(lm, "weights"):
-        raise TypeError(f"lm is {lm!r}: pass a loaded model, for example g2c_serving.load('tiny')")
-    if not isinstance(config, EngineConfig):
-        raise TypeError(f"config is {config!r}: pass an EngineConfig(...)")
-    if (config.dtype, config.device) == ("float32", "cpu"):
-        return lm.model
-    return Transformer(lm.config, lm.weights, DTYPES[config.dtype], config.device)
+    def _unfinished(self, request_id: int) -> list[Request]:
+        if request_id not in self._requests:
+            raise KeyError(f"request_id {request_id} is not waiting or running in this engine")
+        return list(self._requests[request_id])

@@ -69,11 +69,13 @@ class StepRecord:
 
 @dataclass
 class EngineStats:
-    """Totals since the engine was made. Tokens computed again after a preemption count again."""
+    """Totals since the engine was made. Tokens computed again after a preemption count again;
+    cached_tokens are prompt tokens that were found in the cache when they were first needed."""
 
     steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    cached_tokens: int = 0
     preemptions: int = 0
     peak_blocks: int = 0
 

@@ -6,6 +6,7 @@ refused request leaves no trace.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 from g2c_serving.config import EngineConfig
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.process.tokenizer import Part, Tokenizer
-from g2c_serving.request import SamplingParams
+from g2c_serving.request import EXPECTED, Request, SamplingParams
+from g2c_serving.sample.rng import sample_seed
+from g2c_serving.schedule.disk_tier import LIFETIMES
 
 Prompt = str | Sequence[int] | Sequence[Part]  # a str is untrusted text through and through
 
@@ -37,6 +40,8 @@ def check_can_run(
     prompt_token_ids: list[int], params: SamplingParams, lm: LanguageModel, config: EngineConfig
 ) -> None:
     """ValueError for a prompt that could never run with this model and this engine."""
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"params is {params!r}: pass SamplingParams(...)")
     num_tokens, limit = len(prompt_token_ids), lm.config.max_seq_len
     if num_tokens == 0:
         raise ValueError("prompt is empty: give it at least one token")
@@ -55,6 +60,43 @@ def check_can_run(
             f"prompt of {num_tokens} tokens needs more than all {config.num_blocks} "
             f"blocks of {config.block_size}: raise EngineConfig.num_blocks"
         )
+
+
+def check_cache_options(cache_salt: str, traffic: str) -> None:
+    if not isinstance(cache_salt, str):
+        raise TypeError(f"cache_salt={cache_salt!r} must be a str, one for each tenant")
+    if traffic not in LIFETIMES:
+        raise ValueError(f"traffic={traffic!r} must be one of {sorted(LIFETIMES)}")
+
+
+def make_samples(
+    prompt_token_ids: list[int],
+    params: SamplingParams,
+    eos_id: int | None,
+    request_id: int,
+    sequence_id: int,
+) -> list[Request]:
+    """One request for each sample of the prompt. The first computes it, and the others, its
+    `siblings`, fork off it then."""
+    seed = secrets.randbits(64) if params.seed is None else params.seed
+    stop_ids = set(params.stop_token_ids)
+    if eos_id is not None and not params.ignore_eos:
+        stop_ids.add(eos_id)
+    samples = [
+        Request(
+            request_id,
+            sequence_id + i,
+            i,
+            prompt_token_ids,
+            params,
+            sample_seed(seed, i),
+            state=EXPECTED,
+            stop_ids=frozenset(stop_ids),
+        )
+        for i in range(params.n)
+    ]
+    samples[0].siblings = samples[1:]
+    return samples
 
 
 def one_each(

@@ -15,6 +15,7 @@ from g2c_serving.checks import as_int, as_number
 from g2c_serving.process.tokenizer import Tokenizer
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
+EXPECTED = "expected"  # a further sample of a prompt that is not computed yet
 MAX_SAMPLES = 16_384  # of one prompt
 
 
@@ -87,10 +88,21 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_preemptions: int = 0
+    num_forks: int = 0
     state: str = WAITING
     finish_reason: str | None = None  # stop, length, abort or error
     message: str | None = None
     stop_ids: frozenset[int] = frozenset()
+    siblings: list[Request] = field(
+        default_factory=list
+    )  # that fork off once the prompt is computed
+    cache_salt: str = ""  # requests share cached blocks only with those of an equal salt
+    traffic: str = "chat"  # or agent: decides how long the disk keeps its blocks
+    block_hashes: list[bytes] = field(default_factory=list)  # of its first full blocks
+    num_cached_tokens: int = 0  # of the prompt, found in the cache at the first admission
+    was_admitted: bool = False
+    window_start: int = 0  # first token whose window-layer keys are in the cache
+    replay_until: int = 0  # tokens before it are computed for their window-layer keys alone
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
@@ -113,6 +125,34 @@ class Request:
         """Whether all that is left to compute is the token that it drew last."""
         return self.num_uncomputed == 1 and self.num_generated > 0
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether its keys and values are what a run without any cache would give, see
+        `schedule/prefix_tiers.py`."""
+        return self.replay_until == 0
+
+    @property
+    def family(self) -> list[Request]:
+        """The request and the samples that wait for its prompt."""
+        return [self, *self.siblings]
+
+    def fork(self, request_id: int, sequence_id: int, seed: int) -> Request:
+        """Another request with the same tokens so far, and no blocks yet."""
+        self.num_forks += 1
+        child = Request(request_id, sequence_id, 0, self.prompt_token_ids, self.params, seed)
+        child.token_ids = list(self.token_ids)
+        child.stop_ids, child.cache_salt, child.traffic = (
+            self.stop_ids,
+            self.cache_salt,
+            self.traffic,
+        )
+        child.was_admitted = True  # what it shares was not found in the cache
+        return child
+
+    def lose_blocks(self) -> None:
+        """Its blocks are gone: all that it knows is its tokens."""
+        self.num_computed_tokens = self.window_start = self.replay_until = 0
+
     def finish(self, reason: str, message: str | None = None) -> None:
         self.state, self.finish_reason, self.message = FINISHED, reason, message
 
@@ -125,12 +165,13 @@ class RequestOutput:
     token_ids       the generated ids, an end-of-text id included
     text            what a user may see: reserved tokens left out, a half character held back
     seed            the seed in effect: with n=1 it replays this very output
+    num_cached_tokens   prompt tokens that were found in the cache when it was first admitted
     """
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self.request_id, self.sample_index = request.request_id, request.sample_index
         self.finish_reason, self.message = request.finish_reason, request.message
-        self.seed = request.seed
+        self.seed, self.num_cached_tokens = request.seed, request.num_cached_tokens
         self._request, self._tokenizer = request, tokenizer
         self._end = len(request.token_ids)
 

@@ -38,12 +38,24 @@ class FakeCache:
     def clear(self, blocks: list[int]) -> None:
         self.tokens[blocks] = UNWRITTEN
 
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        copied = [(self.tokens[source].clone(), to) for source, to in pairs]
+        for tokens, to in copied:
+            self.tokens[to] = tokens
+
+    def export_blocks(self, blocks: list[int], layers: list[int]) -> list[bytes]:
+        return [self.tokens[block].numpy().tobytes() for block in blocks]
+
+    def import_blocks(self, blocks: list[int], layers: list[int], pages: list[bytes]) -> None:
+        for block, page in zip(blocks, pages, strict=True):
+            self.tokens[block] = torch.frombuffer(bytearray(page), dtype=torch.int64)
+
 
 class FakeModel:
     """`on_forward(batch)` may raise or look; `broken` tokens give logits that are not numbers."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.config = config
+        self.config, self.blocks = config, []
         self.on_forward = lambda batch: None
         self.broken: set[int] = set()
 
@@ -73,6 +85,7 @@ class FakeLM:
     max_seq_len: int = 64
     eos_id: int | None = None
     name: str = "fake"
+    fingerprint: str = "fake"
     tokenizer: g.Tokenizer = field(default_factory=g.Tokenizer)
     vocab_size: int = VOCAB_SIZE
     weights: tuple = ()

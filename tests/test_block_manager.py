@@ -44,13 +44,15 @@ def test_freeing_twice_or_unknown_frees_nothing():
     assert manager.num_free == 3
 
 
-def test_the_tail_of_a_freed_table_is_used_next():
+def test_the_block_freed_last_is_used_first():
     manager = BlockManager(num_blocks=4, block_size=4)
-    manager.allocate(1, 16)
-    head, *_, tail = manager.tables[1]
-    manager.free(1)
+    manager.allocate(1, 8)
     manager.allocate(2, 4)
-    assert manager.tables[2] == [tail] != [head]
+    manager.free(1)
+    (last,) = manager.tables[2]
+    manager.free(2)
+    manager.allocate(3, 4)
+    assert manager.tables[3] == [last]
 
 
 def test_every_block_handed_out_is_told_once():
@@ -90,7 +92,7 @@ def test_check_finds_damage(damage):
         manager.tables[1].pop()
     else:
         manager.free_blocks.append(manager.tables[1][0])
-    with pytest.raises(AssertionError, match="lost or held twice"):
+    with pytest.raises(AssertionError, match="differ from the tables|lost or held twice"):
         manager.check()
 
 
@@ -99,3 +101,129 @@ def test_show_draws_every_block():
     manager.allocate(0, 5)
     manager.allocate(1, 1)
     assert manager.show() == "2 of 5 blocks free\nAAB.."
+
+
+def names(*labels: str) -> list[bytes]:
+    return [label.encode() for label in labels]
+
+
+def test_a_fork_shares_every_block_and_copies_nothing():
+    manager = BlockManager(num_blocks=8, block_size=4)
+    manager.allocate(1, 10)  # two full blocks and a half-written one
+    manager.fork(1, 2, num_tokens=10)
+    assert manager.tables[2] == manager.tables[1] and manager.num_used == 3
+    assert manager.take_copies() == []
+    manager.check()
+
+
+def test_only_a_shared_tail_is_copied_and_only_while_it_is_shared():
+    """vLLM 417, xLLM 1984: after a fork both append into the half-filled tail. The first to write
+    gets a copy of it; the other, now its only user, writes in place."""
+    manager = BlockManager(num_blocks=8, block_size=4)
+    manager.allocate(1, 10)
+    manager.fork(1, 2, num_tokens=10)
+    *full, tail = manager.tables[1]
+    manager.allocate(2, 11, num_computed=10)
+    *full_too, copy = manager.tables[2]
+    assert full_too == full and copy != tail
+    assert manager.take_copies() == [(tail, copy)]
+    manager.allocate(1, 11, num_computed=10)
+    assert manager.tables[1] == [*full, tail] and manager.take_copies() == []
+    manager.check()
+
+
+def test_a_fork_at_the_end_of_a_block_copies_nothing():
+    manager = BlockManager(num_blocks=8, block_size=4)
+    manager.allocate(1, 8)
+    manager.fork(1, 2, num_tokens=8)
+    for sequence_id in (1, 2):
+        manager.allocate(sequence_id, 9, num_computed=8)
+    assert manager.take_copies() == [] and manager.num_used == 4
+    manager.check()
+
+
+def test_a_copy_counts_as_a_missing_block():
+    manager = BlockManager(num_blocks=3, block_size=4)
+    manager.allocate(1, 10)
+    manager.fork(1, 2, num_tokens=10)
+    assert not manager.can_allocate(2, 11, num_computed=10)
+    with pytest.raises(OutOfBlocks):
+        manager.allocate(2, 11, num_computed=10)
+    manager.check()
+    manager.free(1)
+    manager.allocate(2, 11, num_computed=10)  # alone now: in place
+    assert manager.take_copies() == []
+
+
+def test_a_copy_for_a_sequence_that_ends_at_once_is_forgotten():
+    manager = BlockManager(num_blocks=4, block_size=4)
+    manager.allocate(1, 6)
+    manager.take_fresh()
+    manager.fork(1, 2, num_tokens=6)
+    manager.allocate(2, 7, num_computed=6)
+    manager.free(2)
+    assert manager.take_copies() == [] and manager.take_fresh() == []
+    manager.check()
+
+
+def test_a_freed_block_with_a_name_is_found_until_it_is_needed():
+    manager = BlockManager(num_blocks=3, block_size=4)
+    manager.allocate(1, 8)
+    manager.publish(1, 0, names("a", "b"))
+    table = list(manager.tables[1])
+    manager.free(1)
+    assert manager.num_free == 3 and manager.match(names("a", "b", "c")) == table
+    manager.adopt(2, table)
+    assert manager.num_free == 1
+    manager.check()
+
+
+def test_a_block_handed_out_again_is_no_longer_found():
+    """nano-vllm 163, vLLM 4764: a block is freed and given to another prompt; the first prompt must
+    not hit it when it comes back."""
+    manager = BlockManager(num_blocks=2, block_size=4)
+    manager.allocate(1, 8)
+    manager.publish(1, 0, names("a", "b"))
+    manager.free(1)
+    manager.allocate(2, 8)
+    assert manager.match(names("a", "b")) == []
+    manager.free(2)
+    assert manager.match(names("a", "b")) == []
+    manager.check()
+
+
+def test_eviction_takes_the_block_unused_longest_and_a_prefix_from_its_end():
+    manager = BlockManager(num_blocks=4, block_size=4)
+    for sequence_id, prefix in ((1, "ab"), (2, "xy")):
+        manager.allocate(sequence_id, 8)
+        manager.publish(sequence_id, 0, names(*prefix))
+    manager.free(1)
+    manager.free(2)
+    found = []
+    for sequence_id in range(3, 7):
+        manager.allocate(sequence_id, 4)
+        found.append([len(manager.match(names(*prefix))) for prefix in ("ab", "xy")])
+    assert found == [[1, 2], [0, 2], [0, 1], [0, 0]]
+    manager.check()
+
+
+def test_two_blocks_with_one_content_have_one_name():
+    manager = BlockManager(num_blocks=4, block_size=4)
+    for sequence_id in (1, 2):
+        manager.allocate(sequence_id, 4)
+        manager.publish(sequence_id, 0, names("a"))
+    assert manager.match(names("a")) == manager.tables[1]
+    manager.free(2)
+    manager.check()
+    assert len(manager.free_blocks) == 3 and not manager.cached_blocks
+
+
+def test_show_tells_shared_cached_and_free_apart():
+    manager = BlockManager(num_blocks=6, block_size=4)
+    manager.allocate(0, 8)
+    manager.fork(0, 1, num_tokens=4)
+    manager.allocate(2, 4)
+    manager.publish(2, 0, names("a"))
+    manager.free(2)
+    manager.allocate(3, 1)
+    assert manager.show().splitlines() == ["3 of 6 blocks free", "2AoD.."]

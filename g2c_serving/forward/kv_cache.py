@@ -78,3 +78,50 @@ class KVCache:
             index = torch.tensor(blocks, device=self.keys.device)
             self.keys.index_fill_(1, index, 0)
             self.values.index_fill_(1, index, 0)
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks (source, destination). All sources are read before anything is written."""
+        if pairs:
+            source, destination = torch.tensor(pairs, device=self.keys.device).T
+            self.keys.index_copy_(1, destination, self.keys.index_select(1, source))
+            self.values.index_copy_(1, destination, self.values.index_select(1, source))
+
+    # pages leave the pool and come back, bit for bit
+
+    def slots(self, table: Sequence[int], first: int, last: int) -> torch.Tensor:
+        """The slots (last - first,) of the tokens `first` to `last` of a block table."""
+        positions = torch.arange(first, last)
+        blocks = torch.tensor(table, dtype=torch.int64)[positions // self.block_size]
+        return (blocks * self.block_size + positions % self.block_size).to(self.keys.device)
+
+    def export_slots(self, slots: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
+        """Keys and values of `layers` at slots (N,), on the CPU: (N, 2, layers, H, d)."""
+        pools = self.keys.flatten(1, 2), self.values.flatten(1, 2)  # (L, slots, H, d)
+        pages = [torch.stack([pool[i, slots] for i in layers], 1) for pool in pools]
+        return torch.stack(pages, 1).cpu()
+
+    def import_slots(self, slots: torch.Tensor, layers: Sequence[int], pages: torch.Tensor) -> None:
+        """Write what `export_slots` gave, to other slots perhaps."""
+        pages = pages.to(self.keys.device)
+        for k, layer in enumerate(layers):
+            self.write(layer, slots, pages[:, 0, k], pages[:, 1, k])
+
+    def export_blocks(self, blocks: Sequence[int], layers: Sequence[int]) -> list[bytes]:
+        """The bytes of each of `blocks` in `layers`."""
+        if not blocks:
+            return []
+        pages = self.export_slots(self._slots_of(blocks), layers).view(len(blocks), -1)
+        return [page.view(torch.uint8).numpy().tobytes() for page in pages]
+
+    def import_blocks(
+        self, blocks: Sequence[int], layers: Sequence[int], pages: Sequence[bytes]
+    ) -> None:
+        """Write what `export_blocks` gave, to other blocks perhaps."""
+        _, _, _, heads, head_dim = self.keys.shape
+        flat = torch.frombuffer(bytearray(b"".join(pages)), dtype=self.keys.dtype)
+        slots = self._slots_of(blocks)
+        self.import_slots(slots, layers, flat.view(len(slots), 2, len(layers), heads, head_dim))
+
+    def _slots_of(self, blocks: Sequence[int]) -> torch.Tensor:
+        """All slots of `blocks`, block after block."""
+        return self.slots(blocks, 0, len(blocks) * self.block_size)

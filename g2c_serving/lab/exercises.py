@@ -19,6 +19,7 @@ from g2c_serving.lab.grading import Exercise, Verdict, grade
 from g2c_serving.request import Request, SamplingParams
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.cost_model import CostModel
+from g2c_serving.schedule.prefix_tiers import PrefixCache
 from g2c_serving.schedule.scheduler import Scheduler
 
 EXERCISES: dict[str, Exercise] = {}
@@ -122,12 +123,12 @@ def _largest_chunk() -> int:
 )
 def _long_prompt() -> int:
     """The scheduler's own answer: it cuts the prompt, nothing is computed."""
-    scheduler = Scheduler(BlockManager(14_000, 16), 8192, 65)
+    scheduler = Scheduler(PrefixCache(BlockManager(14_000, 16)), 8192, 65)
     for i in range(64):  # a prompt of one token, so that all decode from the second step on
-        scheduler.add([Request(i, i, 0, [0], SamplingParams(), seed=0)])
+        scheduler.add(Request(i, i, 0, [0], SamplingParams(), seed=0))
     _step(scheduler)
     long = Request(64, 64, 0, [0] * 200_000, SamplingParams(), seed=0)
-    scheduler.add([long])
+    scheduler.add(long)
     steps = 0
     while long.num_generated == 0:
         _step(scheduler)

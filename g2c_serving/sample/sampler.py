@@ -8,11 +8,13 @@ vocabulary order, first passes a uniform draw. Left out: integer weights; masks;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from g2c_serving.request import Request
 from g2c_serving.sample import rng
 
 MIN_TEMPERATURE = 1e-5
@@ -29,6 +31,17 @@ class SamplingBatch:
     temperature: np.ndarray
     top_k: np.ndarray
     top_p: np.ndarray
+
+
+def batch_of(requests: Sequence[Request], vocab_size: int) -> SamplingBatch:
+    """The settings of the next token of each request."""
+    return SamplingBatch(
+        seeds=np.array([r.seed for r in requests], dtype=np.uint64),
+        positions=np.array([len(r.token_ids) for r in requests]),
+        temperature=np.array([r.params.temperature for r in requests], dtype=float),
+        top_k=np.array([min(r.params.top_k, vocab_size) for r in requests]),
+        top_p=np.array([r.params.top_p for r in requests], dtype=float),
+    )
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:

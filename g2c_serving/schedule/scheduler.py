@@ -3,24 +3,29 @@
 Every step it goes through three rules, in this order, until the step's tokens (or its time) are
 spent:
 
-1. A row for every request that decodes. Where a block is missing, the request that arrived last
-   gives up its blocks (preemption) and will be computed again later; no token of it is lost.
+1. A row for every request that decodes. Where a block is missing, a fork that waits gives up what
+   it shares, or else the request that arrived last its blocks (preemption); it will be computed
+   again later, and no token of it is lost.
 2. The next chunk of every prompt that is on its way.
-3. New requests in the order of their arrival, as soon as their whole context has blocks.
+3. New requests in the order of their arrival, as soon as their whole context has blocks. What the
+   cache holds of it is taken first, so that the chunk is cut from what is left to compute.
 
 Mirrors `csrc/engine/scheduler.hpp` of DeepInfer (Brief, "The change of perspective" and section
-1). Left out: priorities, prefix hits, speculation.
+1). Left out: priorities, speculation.
 """
 
 from __future__ import annotations
 
+from bisect import bisect, insort
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from g2c_serving.request import RUNNING, WAITING, Request
-from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.cost_model import CostModel
+from g2c_serving.schedule.prefix_tiers import PrefixCache
+
+ARRIVAL = attrgetter("sequence_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +47,22 @@ class Scheduled:
 
 
 class Scheduler:
-    """Queues of waiting and running requests.
+    """Queues of waiting and running requests, both in order of arrival: requests are admitted from
+    the head of the one and preempted from the end of the other.
 
-    Both are in order of arrival, and whoever runs arrived before all who wait: requests are
-    admitted from the head of the one queue and preempted from the end of the other.
+    Whoever waits holds no block, but for a fork that found no seat: it is parked, and keeps what it
+    shares until somebody needs the room.
     """
 
     def __init__(
         self,
-        block_manager: BlockManager,
+        prefix_cache: PrefixCache,
         max_num_batched_tokens: int,
         max_num_seqs: int,
         step_time_budget_ms: float | None = None,
         cost_model: CostModel | None = None,
     ) -> None:
-        self.block_manager = block_manager
+        self.prefix_cache, self.block_manager = prefix_cache, prefix_cache.block_manager
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_running = min(max_num_seqs, max_num_batched_tokens)  # each gets a row every step
         self.step_time_budget_ms, self.cost_model = step_time_budget_ms, cost_model
@@ -64,9 +70,29 @@ class Scheduler:
         self.running: list[Request] = []
         self.preempted: list[Request] = []  # until the engine takes note of them
         self.failed: list[Request] = []  # finished with an error, likewise
+        self._parked: dict[int, Request] = {}  # waiting with blocks, by sequence id
 
-    def add(self, requests: Iterable[Request]) -> None:
-        self.waiting.extend(requests)
+    def add(self, request: Request) -> None:
+        request.state = WAITING
+        self.waiting.append(request)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let `child` go on from where `parent` is, on the same blocks. It runs if there is a seat;
+        else it is parked. The child of one that is not running waits like a new request."""
+        if parent.state == WAITING and parent.sequence_id not in self._parked:
+            return self.add(child)
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.window_start, child.replay_until = parent.window_start, parent.replay_until
+        child.block_hashes, child.was_admitted = (
+            list(parent.block_hashes),
+            True,
+        )  # not found: shared
+        self.block_manager.fork(parent.sequence_id, child.sequence_id, child.num_computed_tokens)
+        if len(self.running) < self.max_running:
+            self._run(child)
+        else:
+            self._parked[child.sequence_id] = child
+            self._wait(child)
 
     def remove(self, request: Request) -> None:
         """Forget a request and take its blocks back."""
@@ -74,7 +100,7 @@ class Scheduler:
             self.waiting.remove(request)
         elif request in self.running:
             self.running.remove(request)
-        self.block_manager.free(request.sequence_id)
+        self._take_blocks(request)
 
     def schedule(self) -> list[Scheduled]:
         """The rows of the next step; their blocks are allocated. Adds to `preempted`, `failed`.
@@ -87,58 +113,109 @@ class Scheduler:
         for request in self.running:
             if not request.is_decoding:
                 self._take_chunk(request, step, limits)
-        while self.waiting and limits.tokens > 0 and self._can_admit(self.waiting[0]):
-            if not self._take_chunk(self.waiting[0], step, limits):
+        while self.waiting and limits.tokens > 0 and not limits.is_spent:
+            request = self.waiting[0]
+            if not self._admit(request):
                 break
-            self._admit(self.waiting.popleft())
+            if request.state == RUNNING:
+                self._take_chunk(request, step, limits)
         return step
 
     def _decode_rows(self) -> list[Request]:
-        """Running requests that decode, each with a block for its token."""
+        """Running requests that decode; every running one has a block of its own to write into."""
         for request in list(self.running):
-            if request.is_decoding and request.state == RUNNING:
+            if request.state == RUNNING:
                 self._make_room(request)
         return [request for request in self.running if request.is_decoding]
 
     def _make_room(self, request: Request) -> None:
-        """Give `request` a block for its next token, taken from the last to arrive if need be."""
-        manager = self.block_manager
-        while not manager.can_allocate(request.sequence_id, len(request.token_ids)):
-            victim = self.running[-1]
-            if manager.blocks_for(len(request.token_ids)) > manager.num_blocks:
+        """Give `request` the block for what it writes next: a new one, or a copy of one that it
+        shares. Taken from the last to arrive if need be."""
+        manager, num_tokens = self.block_manager, len(request.token_ids)
+        needs = request.sequence_id, num_tokens, request.num_computed_tokens
+        while not manager.can_allocate(*needs):
+            if manager.blocks_for(num_tokens) > manager.num_blocks:
                 return self._fail(request)
+            if self._unpark():
+                continue
+            victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
                 return
-        manager.allocate(request.sequence_id, len(request.token_ids))
+        manager.allocate(*needs)
+
+    def _unpark(self) -> bool:
+        """Take the blocks of the parked request that arrived last; False if none is parked."""
+        if not self._parked:
+            return False
+        self._take_blocks(self._parked[max(self._parked)])
+        return True
+
+    def _take_blocks(self, request: Request) -> None:
+        self._parked.pop(request.sequence_id, None)
+        self.block_manager.free(request.sequence_id)
+        request.lose_blocks()
 
     def _preempt(self, request: Request) -> None:
         self.remove(request)
-        request.state, request.num_computed_tokens = WAITING, 0
         request.num_preemptions += 1
-        self.waiting.appendleft(request)  # it arrived before all that wait
+        self._wait(request)
         self.preempted.append(request)
 
     def _fail(self, request: Request) -> None:
         self.remove(request)
-        request.finish(
-            "error",
-            f"{len(request.token_ids)} tokens need more than all {self.block_manager.num_blocks} "
-            f"blocks of {self.block_manager.block_size}: raise EngineConfig.num_blocks",
-        )
-        self.failed.append(request)
+        for one in request.family:
+            one.finish(
+                "error",
+                f"{len(one.token_ids)} tokens need more than all {self.block_manager.num_blocks} "
+                f"blocks of {self.block_manager.block_size}: raise EngineConfig.num_blocks",
+            )
+        self.failed += request.family
 
-    def _can_admit(self, request: Request) -> bool:
-        """Whether there is a place and blocks for the whole context. A preempted request also
-        leaves each running one a block to grow into, or it would soon be preempted again."""
+    def _admit(self, request: Request) -> bool:
+        """Let the first of the waiting run, if there is a place and blocks for its whole context.
+        A parked one goes on with what it holds. True when the queue has moved on."""
+        manager = self.block_manager
+        if len(self.running) >= self.max_running:
+            return False
+        if manager.blocks_for(len(request.token_ids)) > manager.num_blocks:
+            self._fail(request)
+        elif request.sequence_id in self._parked:
+            needs = request.sequence_id, len(request.token_ids), request.num_computed_tokens
+            if not manager.can_allocate(*needs):
+                return self._make_way(request)
+            manager.allocate(*needs)
+            del self._parked[request.sequence_id]
+            self._run(self.waiting.popleft())
+        else:
+            shared = self.prefix_cache.find(request)
+            if not self._has_room(request, shared):
+                return self._make_way(request)
+            self.prefix_cache.admit(request, shared)
+            self._run(self.waiting.popleft())
+        return True
+
+    def _has_room(self, request: Request, shared: list[int]) -> bool:
+        """Whether all blocks that the context needs beside the `shared` ones are free. A preempted
+        request also leaves each running one a block to grow into, or it would soon be preempted
+        again."""
+        manager = self.block_manager
         spare = len(self.running) if request.num_preemptions else 0
-        needed = self.block_manager.blocks_for(len(request.token_ids)) + spare
-        return len(self.running) < self.max_running and needed <= self.block_manager.num_free
+        needed = manager.blocks_for(len(request.token_ids)) - len(shared)
+        return needed + manager.num_unused(shared) + spare <= manager.num_free
 
-    def _admit(self, request: Request) -> None:
-        self.block_manager.allocate(request.sequence_id, len(request.token_ids))
+    def _make_way(self, request: Request) -> bool:
+        """The first in the queue has no room. Running requests will end and give it some; if there
+        are none, those that are parked hold it."""
+        return not self.running and self._unpark()
+
+    def _run(self, request: Request) -> None:
         request.state = RUNNING
-        self.running.append(request)
+        insort(self.running, request, key=ARRIVAL)
+
+    def _wait(self, request: Request) -> None:
+        request.state = WAITING
+        self.waiting.insert(bisect(self.waiting, request.sequence_id, key=ARRIVAL), request)
 
     def _limits(self, step: list[Scheduled]) -> _Limits:
         """What the decode rows leave of the step's tokens and time."""
@@ -177,3 +254,8 @@ class _Limits:
     tokens: int
     ms: float | None
     any_chunk: bool = False
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the time is used up, so that no further chunk can be had."""
+        return self.any_chunk and self.ms is not None and self.ms <= 0

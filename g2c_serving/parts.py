@@ -1,0 +1,62 @@
+"""An engine's parts, made from its configuration: the model at its precision, the prefix cache with
+what names the bits of its keys and values, which layers go to which tier, and the disk."""
+
+from __future__ import annotations
+
+import torch
+
+from g2c_serving.config import DTYPES, EngineConfig
+from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.model import Transformer
+from g2c_serving.schedule.block_manager import BlockManager
+from g2c_serving.schedule.disk_tier import DiskTier
+from g2c_serving.schedule.prefix_tiers import PrefixCache
+
+LAYOUT_VERSION = 1  # of a block's bytes, as `KVCache.export_blocks` gives them
+
+
+def make_model(lm: LanguageModel, config: EngineConfig) -> Transformer:
+    """The model at the precision and on the device of `config`. TypeError for other objects."""
+    if not hasattr(lm, "weights"):
+        raise TypeError(f"lm is {lm!r}: pass a loaded model, for example g2c_serving.load('tiny')")
+    if not isinstance(config, EngineConfig):
+        raise TypeError(f"config is {config!r}: pass an EngineConfig(...)")
+    if (config.dtype, config.device) == ("float32", "cpu"):
+        return lm.model
+    return Transformer(lm.config, lm.weights, DTYPES[config.dtype], config.device)
+
+
+def make_prefix_cache(
+    lm: LanguageModel, model: Transformer, config: EngineConfig, block_manager: BlockManager
+) -> PrefixCache:
+    """The prefix cache of an engine; one that finds and keeps nothing if it is switched off."""
+    if not config.enable_prefix_caching:
+        return PrefixCache(block_manager)
+    layers = [(b.attention.layer, b.windowed) for b in model.blocks if b.attention is not None]
+    return PrefixCache(
+        block_manager,
+        fingerprint(lm, model, config),
+        enabled=True,
+        window=lm.config.window,
+        global_layers=[layer for layer, windowed in layers if not windowed],
+        window_layers=[layer for layer, windowed in layers if windowed],
+        disk=None if config.cache_dir is None else DiskTier(config.cache_dir, config.cache_bytes),
+    )
+
+
+def fingerprint(lm: LanguageModel, model: Transformer, config: EngineConfig) -> str:
+    """All that decides the bits of a block: the weights, the precision and the device, the kernels
+    and the processor that they are chosen for, the layout. A block of another fingerprint has other
+    names, so it is never found."""
+    packed = any(block.up.packed is not None for block in model.blocks)
+    parts = (
+        lm.fingerprint,
+        config.dtype,
+        config.device,
+        "packed" if packed else "plain",
+        torch.__version__,
+        torch.backends.cpu.get_cpu_capability(),
+        config.block_size,
+        LAYOUT_VERSION,
+    )
+    return " ".join(map(str, parts))

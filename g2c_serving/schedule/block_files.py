@@ -1,0 +1,106 @@
+"""Blocks of the KV cache as files of one folder: a header of 84 bytes, then the payload as it is.
+
+    offset  bytes
+    0       8      magic
+    8       4      version of this layout
+    12      32     the block's hash: whose keys and values these are
+    44      8      bytes of payload
+    52      32     sha256 of all of the above and the payload
+    84             the payload
+
+The reader knows which hash it asks for and how many bytes it got, so it works out the only right
+header and compares. One comparison finds a flipped bit, a cut file, another block's file under
+this name, and a file of another layout. Left out: compression, and any repair.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+MAGIC, LAYOUT = b"G2C-KV\r\n", 1  # the line end, because a copy "as text" changes it
+_FIELDS = struct.Struct(">8sI32sQ")
+HEADER_BYTES = _FIELDS.size + hashlib.sha256().digest_size
+_OUR_NAMES = re.compile(r"[0-9a-f]{64}\.(kv|[0-9a-f]+\.part)")
+
+
+class BlockFiles:
+    """The files of a folder. `owner`, hexadecimal digits, names one attempt to write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, block_hash: bytes, owner: str | None = None) -> Path:
+        """Where a block lies, or with `owner` what that one is still writing of it."""
+        ending = "kv" if owner is None else f"{owner}.part"
+        return self.folder / f"{block_hash.hex()}.{ending}"
+
+    def write_part(self, block_hash: bytes, owner: str, payload: memoryview) -> None:
+        """Write a block. OSError as the disk gives it.
+
+        Nothing is flushed to the medium: what a power cut leaves does not pass the checksum.
+        """
+        with open(self.path(block_hash, owner), "wb") as file:
+            file.write(_header(block_hash, payload))
+            file.write(payload)
+
+    def publish(self, block_hash: bytes, owner: str) -> bool:
+        """Give a whole block its name, in one step. False where Windows does not let us, because
+        somebody has the file open."""
+        try:
+            os.replace(self.path(block_hash, owner), self.path(block_hash))
+        except PermissionError:
+            return False
+        return True
+
+    def read(self, block_hash: bytes) -> bytes | None:
+        """The payload of a block, or None where its file does not hold it whole."""
+        try:
+            with open(self.path(block_hash), "rb", buffering=0) as file:
+                header, payload = file.read(HEADER_BYTES), file.readall()
+        except OSError:
+            return None
+        return payload if header == _header(block_hash, payload) else None
+
+    def remove(self, block_hash: bytes, owner: str | None = None) -> bool:
+        """Remove a block and what `owner` wrote of it. False where Windows does not let us."""
+        paths = {self.path(block_hash), self.path(block_hash, owner)}
+        return all([_unlink(path) for path in paths])
+
+    def names(self) -> set[str]:
+        """The names of all files of ours in the folder, whole blocks and parts."""
+        return {entry.name for entry in os.scandir(self.folder) if _OUR_NAMES.fullmatch(entry.name)}
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            _unlink(self.folder / name)
+
+
+def flat(payload: Buffer) -> memoryview:
+    """A contiguous buffer of any shape and type as bytes. TypeError where it is not contiguous."""
+    view = memoryview(payload)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _header(block_hash: bytes, payload: bytes | memoryview) -> bytes:
+    fields = _FIELDS.pack(MAGIC, LAYOUT, block_hash, len(payload))
+    checksum = hashlib.sha256(fields)
+    checksum.update(payload)
+    return fields + checksum.digest()
+
+
+def _unlink(path: Path) -> bool:
+    """Whether there is no such file any more."""
+    try:
+        path.unlink(missing_ok=True)
+    except PermissionError:
+        return False
+    return True

@@ -1,0 +1,238 @@
+"""The tiers below the device: blocks on disk, window state in host memory, through the engine."""
+
+import random
+
+import pytest
+import torch
+from fakes import GREEDY, FakeLM, continuation, engine, run
+from small_models import random_lm
+
+import g2c_serving as g
+from g2c_serving.schedule.hit_rule import hit
+from g2c_serving.schedule.prefix_tiers import WindowStates
+
+EIGHT = [3, 1, 4, 1, 5, 9, 2, 6]
+WINDOW = 6
+
+
+def on_disk(folder, lm=None, cache_bytes=1 << 20, **config) -> g.Engine:
+    return engine(
+        lm, enable_prefix_caching=True, cache_dir=folder, cache_bytes=cache_bytes, **config
+    )
+
+
+def ask(e: g.Engine, prompt: list[int], **options) -> g.RequestOutput:
+    request_id = e.add(prompt, GREEDY, **options)
+    output = run(e)[request_id]
+    assert output.token_ids == continuation(prompt, len(output.token_ids))
+    return output
+
+
+def test_another_engine_finds_what_the_first_has_left(tmp_path):
+    first = ask(on_disk(tmp_path), EIGHT)
+    later = on_disk(tmp_path)
+    prompt = EIGHT + first.token_ids + [7]
+    names = later.prefix_cache.names(prompt)
+    assert later.prefix_cache.disk.match(names) == 3  # known before any engine is chosen
+    assert ask(later, prompt).num_cached_tokens == 12
+    assert later.history[0].num_tokens == len(prompt) - 12
+    assert ask(later, prompt).num_cached_tokens == 16  # from the device now
+
+
+def test_blocks_of_the_device_come_before_those_of_the_disk(tmp_path):
+    one, other = on_disk(tmp_path), on_disk(tmp_path)
+    ask(one, EIGHT + [1])
+    longer = ask(other, EIGHT + [1, 2, 3, 4, 5])
+    assert longer.num_cached_tokens == 8
+    assert ask(one, EIGHT + [1, 2, 3, 4, 5]).num_cached_tokens == 12  # 8 shared, 4 loaded
+
+
+def test_tenants_and_models_do_not_share_the_disk(tmp_path):
+    ask(on_disk(tmp_path), EIGHT, cache_salt="one")
+    assert ask(on_disk(tmp_path), EIGHT, cache_salt="two").num_cached_tokens == 0
+    assert ask(on_disk(tmp_path, FakeLM(fingerprint="b")), EIGHT).num_cached_tokens == 0
+    assert ask(on_disk(tmp_path, block_size=2), EIGHT).num_cached_tokens == 0
+    assert ask(on_disk(tmp_path), EIGHT, cache_salt="one").num_cached_tokens == 4
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_damaged_block_ends_the_hit_before_it(tmp_path, at):
+    prompt = EIGHT + [1, 2, 3, 4, 5]
+    e = on_disk(tmp_path)
+    ask(e, prompt)
+    name = e.prefix_cache.names(prompt)[at]
+    (file,) = tmp_path.rglob(f"*{name.hex()}*")
+    damaged = bytearray(file.read_bytes())
+    damaged[-3] ^= 1
+    file.write_bytes(damaged)
+    assert ask(on_disk(tmp_path), prompt).num_cached_tokens == 4 * at
+    assert ask(on_disk(tmp_path), prompt).num_cached_tokens == 12  # written anew
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 10])
+def test_a_capacity_below_one_block_leaves_the_engine_without_the_tier(tmp_path, cache_bytes):
+    e = on_disk(tmp_path, cache_bytes=cache_bytes)
+    ask(e, EIGHT)
+    assert "cache_bytes" in e.prefix_cache.disk.problem
+    assert ask(on_disk(tmp_path, cache_bytes=cache_bytes), EIGHT).num_cached_tokens == 0
+
+
+def test_a_folder_that_cannot_be_made_leaves_the_engine_without_the_tier(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    e = on_disk(tmp_path / "file" / "cache")
+    assert ask(e, EIGHT).num_cached_tokens == 0
+    assert str(tmp_path / "file") in e.prefix_cache.disk.problem
+    assert ask(e, EIGHT).num_cached_tokens == 4  # the device goes on
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tiers_and_eviction_do_not_change_a_token(tmp_path, seed):
+    """Float64, a small real model, sampled: three engines over one folder that is too small."""
+    rng = random.Random(seed)
+    lm = random_lm(seed=seed)
+    block = 4 * 2 * 2 * 32 * 8  # tokens, keys and values, layers, width, bytes
+    engines = [
+        g.Engine(
+            lm,
+            g.EngineConfig(
+                num_blocks=rng.choice([24, 40]),
+                block_size=4,
+                dtype="float64",
+                enable_prefix_caching=True,
+                cache_dir=tmp_path,
+                cache_bytes=rng.choice([5, 20]) * (block + 200),
+            ),
+        )
+        for _ in range(3)
+    ]
+    plain = g.Engine(lm, g.EngineConfig(block_size=4, dtype="float64"))
+    turns = [[rng.randrange(300) for _ in range(12)]]
+    for _ in range(12):
+        e = rng.choice(engines)
+        prompts = [rng.choice(turns) + [rng.randrange(300)] for _ in range(rng.randint(1, 3))]
+        params = g.SamplingParams(seed=rng.randrange(99), n=rng.choice([1, 2]), max_tokens=5)
+        found = e.generate(prompts, params, traffic=rng.choice(["agent", "chat"]))
+        expected = plain.generate(prompts, params)
+        assert [o.token_ids for o in found] == [o.token_ids for o in expected]
+        e.block_manager.check()
+        turns += [(o.prompt_token_ids + o.token_ids)[:40] for o in found]
+    assert sum(e.stats.cached_tokens for e in engines) > 0
+    assert all(e.prefix_cache.disk.problem is None for e in engines)
+
+
+# a model with window layers
+
+
+def windowed(folder, lm, **config) -> g.Engine:
+    return g.Engine(
+        lm,
+        g.EngineConfig(
+            block_size=4,
+            dtype="float64",
+            enable_prefix_caching=True,
+            cache_dir=folder,
+            cache_bytes=1 << 24,
+            **config,
+        ),
+    )
+
+
+@pytest.fixture
+def window_lm():
+    return random_lm(layers=3, window=WINDOW, window_layers=(0, 1))
+
+
+PROMPT = [(7 * i) % 300 for i in range(30)]
+TURN = [11, 12, 13]
+FEW = g.SamplingParams(temperature=0, max_tokens=6)
+
+
+def computed(e: g.Engine) -> int:
+    return e.stats.prefill_tokens
+
+
+def two_turns(e: g.Engine, other: g.Engine) -> tuple[list[int], list[int], g.RequestOutput]:
+    """A conversation whose second turn goes to `other`; what a run without a cache says to it."""
+    (first,) = e.generate([PROMPT], FEW)
+    second = PROMPT + first.token_ids + TURN
+    plain = g.Engine(e.lm, g.EngineConfig(block_size=4, dtype="float64"))
+    expected = plain.generate([second], FEW)[0].token_ids
+    return second, expected, other.generate([second], FEW)[0]
+
+
+def test_a_hit_on_the_device_is_exact_and_needs_no_state(tmp_path, window_lm):
+    e = windowed(tmp_path, window_lm)
+    second, expected, output = two_turns(e, e)
+    assert output.token_ids == expected
+    assert output.num_cached_tokens == hit(len(second), 4, WINDOW, 1).reused == 32
+
+
+def test_with_its_window_state_a_hit_from_disk_is_exact(tmp_path, window_lm):
+    e, other = windowed(tmp_path, window_lm), windowed(tmp_path, window_lm)
+    other.prefix_cache.windows = e.prefix_cache.windows  # one machine's directory
+    second, expected, output = two_turns(e, other)
+    assert output.token_ids == expected
+    assert output.num_cached_tokens == 32 and computed(other) == len(second) - 32
+    third = second + output.token_ids + TURN
+    assert other.generate([third], FEW)[0].num_cached_tokens == 40  # and its own blocks are kept
+
+
+def test_without_its_window_state_the_hit_backs_off_a_block_and_replays(tmp_path, window_lm):
+    """Brief, section 2: one block less, and the last `window` tokens of the hit again."""
+    e, other = windowed(tmp_path, window_lm), windowed(tmp_path, window_lm)
+    second, _, output = two_turns(e, other)
+    rule = hit(len(second), 4, WINDOW, 1, state_held=False)
+    assert (rule.reused, rule.replayed) == (28, WINDOW)
+    assert output.num_cached_tokens == 28
+    assert computed(other) == rule.computed == WINDOW + len(second) - 28
+    other.block_manager.check()
+
+
+def test_what_follows_a_replay_enters_no_tier(tmp_path, window_lm):
+    e, other = windowed(tmp_path, window_lm), windowed(tmp_path, window_lm)
+    second, _, _ = two_turns(e, other)
+    before = other.prefix_cache.disk.info().blocks
+    assert before == e.prefix_cache.disk.info().blocks == (len(PROMPT) + 5) // 4
+    assert not other.block_manager.hash_of and not len(other.prefix_cache.windows)
+    # asked again it is found as it was, so the global layers' blocks were not touched
+    again = windowed(tmp_path, window_lm)
+    again.prefix_cache.windows = e.prefix_cache.windows
+    plain = g.Engine(window_lm, g.EngineConfig(block_size=4, dtype="float64"))
+    exact = plain.generate([second], FEW)[0].token_ids
+    assert again.generate([second], FEW)[0].token_ids == exact
+
+
+def test_a_short_turn_still_finds_its_window_state(tmp_path, window_lm):
+    """The window and the slack cut the hit below the last block that the first turn left."""
+    e, other = windowed(tmp_path, window_lm), windowed(tmp_path, window_lm)
+    other.prefix_cache.windows = e.prefix_cache.windows
+    (first,) = e.generate([PROMPT], FEW)
+    for extra in range(12):
+        second = (PROMPT + first.token_ids)[:35] + [100 + extra] * extra
+        (output,) = other.generate([second], g.SamplingParams(temperature=0, max_tokens=1))
+        rule = hit(len(second), 4, WINDOW, 1, cached=(len(PROMPT) + 5) // 4 * 4)
+        assert output.num_cached_tokens == rule.reused
+        assert other.stats.prefill_tokens == rule.computed
+        other.stats.prefill_tokens = 0
+
+
+def test_forks_and_preemption_after_a_replay(tmp_path, window_lm):
+    e, other = windowed(tmp_path, window_lm), windowed(tmp_path, window_lm, num_blocks=24)
+    (first,) = e.generate([PROMPT], FEW)
+    second = PROMPT + first.token_ids + TURN
+    outputs = other.generate([second] * 4, g.SamplingParams(temperature=0, n=3, max_tokens=12))
+    other.block_manager.check()
+    assert other.stats.preemptions > 0
+    assert all(len(o.token_ids) == 12 for o in outputs)
+
+
+def test_host_memory_holds_the_states_used_last():
+    states = WindowStates(capacity_bytes=3 * 40)
+    for i in range(3):
+        states.put(bytes([i]), torch.full((10,), float(i)))
+    assert states.get(bytes([0]))[0] == 0
+    states.put(bytes([3]), torch.full((10,), 3.0))
+    assert [bytes([i]) in states for i in range(4)] == [True, False, True, True]
+    assert states.num_bytes == 120 and len(states) == 3
+    states.clear()
+    assert states.num_bytes == 0 and bytes([0]) not in states
