@@ -23,7 +23,7 @@ from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.model import ModelConfig
 from g2c_serving.lab import plots
-from g2c_serving.lab.plots import Picture, fill, line, source_note
+from g2c_serving.lab.plots import Picture, fill, source_note
 from g2c_serving.request import SamplingParams
 from g2c_serving.schedule.block_manager import BlockManager
 
@@ -130,12 +130,18 @@ def compare(lm: LanguageModel, users: int = USERS, steps: int = STEPS) -> Pictur
     concatenate(lm.config, tokens[:4], 4), append(lm.config, tokens[:4], 4)  # warm up
     by_cat, by_page = concatenate(lm.config, tokens, steps), append(lm.config, tokens, steps)
     step = engine_step_ms(lm, tokens, steps)
-    figure = plots.new_figure()
+    figure = plots.new_figure(size=(8, 2.4))
+    names = ("concatenation", "pages")
     with plots.style():
-        left, right = figure.subplots(1, 2)
-        _times(left, by_cat, by_page, step)
-        _bytes_held(right, by_cat, by_page)
-        source_note(left, "Measured here")
+        left, middle, right = figure.subplots(1, 3)
+        written = [float(np.mean(by_cat.written)) / 1e6, by_page.written[0] / 1e6]
+        _bars(left, "MB written a step", names, written)
+        times = [by_cat.step_ms, by_page.step_ms, step]
+        _bars(middle, "ms a step", (*names, "the engine's\nwhole step"), times)
+        _bars(right, "MB held, at the peak", names, [by_cat.peak / 1e6, by_page.peak / 1e6])
+        right.axvline(by_cat.live / 1e6, color=plots.BLACK, linestyle="--", linewidth=1)
+        right.text(by_cat.live / 1e6, -0.72, " hold a token", fontsize=9, va="center")
+        source_note(middle, "Measured here")
     return plots.picture(
         figure,
         f"{users} users with {min(tokens)} to {max(tokens)} tokens each. Concatenation writes "
@@ -147,26 +153,14 @@ def compare(lm: LanguageModel, users: int = USERS, steps: int = STEPS) -> Pictur
     )
 
 
-def _times(axes: Axes, by_cat: Growth, by_page: Growth, step: float) -> None:
-    x = range(1, len(by_cat.ms) + 1)
-    axes.plot(x, by_cat.ms, label="concatenation", **line(1))
-    axes.plot(x, by_page.ms, label="pages", **line(0))
-    axes.axhline(step, color=plots.BLACK, linewidth=1.2, linestyle=":", label="the engine's step")
-    axes.set(title="adding a token for everyone", xlabel="step", ylabel="ms", yscale="log")
-    plots.plain_ticks(axes.yaxis)
-    axes.margins(y=0.3)
-    axes.legend(fontsize=9, ncols=3, columnspacing=1, loc="upper center")
-
-
-def _bytes_held(axes: Axes, by_cat: Growth, by_page: Growth) -> None:
-    axes.set(title="MB held at the end of the run", yticks=(0, 1))
-    axes.set_yticklabels(["pages", "concatenation"])
-    for y, found in ((0, by_page), (1, by_cat)):
-        live, over = found.live / 1e6, (found.peak - found.live) / 1e6
-        label = ("holds a token", "beside it, at the peak") if y else ("", "")
-        axes.barh(y, live, 0.5, label=label[0], **fill(0))
-        axes.barh(y, over, 0.5, left=live, label=label[1], **fill(1))
-        axes.text(live + over, y, f"  {live + over:.0f} MB", va="center", fontsize=10)
-    axes.set_xlim(0, 1.25 * by_cat.peak / 1e6)
-    axes.set_ylim(-0.5, 2.1)
-    axes.legend(fontsize=9, loc="upper right", ncols=2)
+def _bars(axes: Axes, title: str, names: Sequence[str], values: Sequence[float]) -> None:
+    """A bar with its number for each name, the first one on top."""
+    axes.set_title(title, fontsize=10)
+    for y, found in enumerate(values):
+        axes.barh(y, found, 0.55, **fill((1, 0, 2)[y]))
+        text = f"{found:.0f}" if found >= 10 else f"{found:.2f}"
+        axes.text(found, y, f" {text}", va="center", fontsize=10)
+    axes.set_yticks(range(len(names)), names, fontsize=9)
+    axes.set(xlim=(0, 1.3 * max(values)), ylim=(len(names) - 0.5, -0.9 if len(names) < 3 else -0.5))
+    axes.tick_params(axis="x", labelsize=9)
+    axes.grid(False)
