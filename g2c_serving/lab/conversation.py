@@ -1,0 +1,130 @@
+"""A conversation whose later turns skip their prefill: each turn begins with all that came before.
+
+Brief, section 2. The chat is real, written by `tiny` turn by turn. A turn appends ids to those of
+the turns before; it never encodes the old text again, which could be cut otherwise and would then
+find nothing. The same turns go to an engine with a prefix cache and to one without. Measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from g2c_serving.config import EngineConfig
+from g2c_serving.engine import Engine
+from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.lab import plots
+from g2c_serving.lab.plots import Picture, fill, line, source_note
+from g2c_serving.process.tokenizer import Part, Reserved
+from g2c_serving.request import SamplingParams
+from g2c_serving.train.words import PREAMBLES
+
+QUESTIONS = (
+    "Hello! My name is Mia.",
+    "What is my name?",
+    "My friend Hugo lives near the lake.",
+    "Where does Hugo live?",
+    "Look at my coin! It is golden, and I got it from Ella.",
+    "Who gave me the coin?",
+    "What does a fox like?",
+    "Is it brave?",
+    "I have a red kite. It is under the bridge.",
+    "Where is my kite?",
+)
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn: the ids that the engine gets, what it answers, and from how much it starts."""
+
+    ids: list[int]
+    question: str
+    answer: str
+    cached: int  # tokens of `ids` that were found in the cache
+
+    @property
+    def computed(self) -> int:
+        return len(self.ids) - self.cached
+
+
+def opening(lm: LanguageModel) -> list[int]:
+    """The ids of the system's words, with which the conversation begins."""
+    return lm.tokenizer.encode_parts([Reserved("<|system|>"), f"\n{PREAMBLES[0]}\n"])
+
+
+def asked(lm: LanguageModel, question: str) -> list[int]:
+    """The ids that a question adds, up to the answer."""
+    parts: list[Part] = [Reserved("<|user|>"), f"\n{question}\n", Reserved("<|assistant|>"), "\n"]
+    return lm.tokenizer.encode_parts(parts)
+
+
+def params(lm: LanguageModel) -> SamplingParams:
+    """Greedy, up to the end of the answer."""
+    end = lm.tokenizer.reserved["<|end|>"]
+    return SamplingParams(max_tokens=40, temperature=0, stop_token_ids=(end,))
+
+
+def talk(engine: Engine, questions: Sequence[str] = QUESTIONS) -> list[Turn]:
+    """Hold the conversation."""
+    ids, turns = opening(engine.lm), []
+    for question in questions:
+        ids = ids + asked(engine.lm, question)
+        (out,) = engine.generate([ids], params(engine.lm))
+        turns.append(Turn(ids, question, out.text, out.num_cached_tokens))
+        ids = ids + out.token_ids  # appended, not encoded again
+    return turns
+
+
+def script(turns: Sequence[Turn]) -> str:
+    """The turns as text, each with its tokens."""
+    return "\n".join(
+        f"{turn.question}  {turn.answer}  [{turn.cached} cached, {turn.computed} computed]"
+        for turn in turns
+    )
+
+
+def config(caching: bool) -> EngineConfig:
+    return EngineConfig(num_blocks=256, max_num_batched_tokens=512, enable_prefix_caching=caching)
+
+
+def first_token_ms(lm: LanguageModel, turns: Sequence[Turn], caching: bool) -> list[float]:
+    """ms from each turn to its first token, which is its first step: the fastest of a few times
+    that the whole conversation is held."""
+    runs = []
+    for _ in range(REPEATS):
+        engine, times = Engine(lm, config(caching)), []
+        for turn in turns:
+            before = len(engine.history)
+            engine.generate([turn.ids], params(lm))
+            times.append(engine.history[before].total_ms)
+        runs.append(times)
+    return [min(times) for times in zip(*runs, strict=True)]
+
+
+def picture(lm: LanguageModel, turns: Sequence[Turn]) -> Picture:
+    """For each turn: tokens from the cache and computed; time to first token, cold and with it."""
+    cold, warm = (first_token_ms(lm, turns, caching) for caching in (False, True))
+    x = range(1, len(turns) + 1)
+    figure = plots.new_figure()
+    with plots.style():
+        left, right = figure.subplots(1, 2)
+        cached, computed = [t.cached for t in turns], [t.computed for t in turns]
+        left.bar(x, cached, 0.7, label="from the cache", **fill(0))
+        left.bar(x, computed, 0.7, bottom=cached, label="computed", **fill(1))
+        left.set(title="tokens of the turn", xlabel="turn", xticks=x)
+        left.legend(loc="upper left", fontsize=9)
+        left.set_ylim(0, 1.3 * len(turns[-1].ids))
+        right.plot(x, cold, label="no cache", **line(1))
+        right.plot(x, warm, label="prefix cache", **line(0))
+        right.set(title="ms to the first token", xlabel="turn", xticks=x)
+        right.set_ylim(0, 1.35 * max(cold))
+        right.legend(loc="upper left", fontsize=9)
+        source_note(right, "Measured here")
+    last = turns[-1]
+    return plots.picture(
+        figure,
+        f"Turn {len(turns)} has {len(last.ids)} tokens: {last.cached} come from the cache and "
+        f"{last.computed} are computed. Its first token takes {cold[-1]:.1f} ms without a cache "
+        f"and {warm[-1]:.1f} ms with it, {warm[-1] / cold[-1]:.2f} times as long.",
+    )
