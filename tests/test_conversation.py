@@ -51,6 +51,12 @@ def test_the_conversation_needs_its_context(turns):
     assert "Mia" in answers["What is my name?"] and "Hugo" in answers["Where does Hugo live?"]
 
 
+def test_the_table_of_the_turns(turns):
+    first, second = conversation.table(turns).rows[:2]
+    assert first[0].startswith("Hello! My name is Mia. / ") and first[2] == "0"
+    assert int(second[2]) + int(second[3]) == int(second[1]) == len(turns[1].ids)
+
+
 def test_the_picture_of_the_turns(tiny, turns):
     said = conversation.picture(tiny, turns[:2]).text
     assert said.startswith(f"Turn 2 has {len(turns[1].ids)} tokens: {turns[1].cached} come from")

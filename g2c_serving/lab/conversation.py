@@ -15,6 +15,7 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.lab import plots
 from g2c_serving.lab.plots import Picture, fill, line, source_note
+from g2c_serving.lab.table import Table
 from g2c_serving.process.tokenizer import Part, Reserved
 from g2c_serving.request import SamplingParams
 from g2c_serving.train.words import PREAMBLES
@@ -76,12 +77,12 @@ def talk(engine: Engine, questions: Sequence[str] = QUESTIONS) -> list[Turn]:
     return turns
 
 
-def script(turns: Sequence[Turn]) -> str:
-    """The turns as text, each with its tokens."""
-    return "\n".join(
-        f"{turn.question}  {turn.answer}  [{turn.cached} cached, {turn.computed} computed]"
-        for turn in turns
-    )
+def table(turns: Sequence[Turn]) -> Table:
+    """What was said, and how much of each turn was in the cache."""
+    rows = [
+        (f"{t.question} / {t.answer}", *map(str, (len(t.ids), t.cached, t.computed))) for t in turns
+    ]
+    return Table(("user / tiny", "tokens", "cached", "computed"), rows)
 
 
 def config(caching: bool) -> EngineConfig:
