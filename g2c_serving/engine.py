@@ -40,16 +40,20 @@ from g2c_serving.request import (
     RequestOutput,
     SamplingParams,
 )
+from g2c_serving.sample.ledger import Ledger
+from g2c_serving.sample.logprobs import TokenLogprobs, token_logprobs
 from g2c_serving.sample.rng import sample_seed
-from g2c_serving.sample.sampler import batch_of, sample
+from g2c_serving.sample.sampler import FAULTS, batch_of, sample
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.scheduler import Scheduled, Scheduler
 
 logger = logging.getLogger(__name__)
+Sampled = tuple[int, TokenLogprobs | None]  # a token, negative for none, and what was asked of it
 
 
 class Engine:
-    """Serves one model. `history` holds one `StepRecord` a step, the newest 4,096."""
+    """Serves one model. `history` holds one `StepRecord` a step, the newest 4,096; a `Ledger` that
+    is put in `ledger` notes each draw."""
 
     def __init__(self, lm: LanguageModel, config: EngineConfig | None = None) -> None:
         self.lm, self.config = lm, EngineConfig() if config is None else config
@@ -66,6 +70,7 @@ class Engine:
         )
         self.stats = EngineStats()
         self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
+        self.ledger: Ledger | None = None
         self._requests: dict[int, list[Request]] = {}  # unfinished samples by request id
         self._unreported: list[RequestOutput] = []  # of a step that an interrupt cut short
         self._next_request_id = self._next_sequence_id = 0
@@ -190,18 +195,19 @@ class Engine:
             scheduled, batch = self._schedule()
         record.rows = rows_of(scheduled)
         record.schedule_ms = watch.lap()
-        tokens, error = [], None
+        sampled: list[Sampled] = []
+        error = None
         try:
             logits = self._forward(batch)
             record.forward_ms = watch.lap()
-            tokens = self._sample(scheduled, logits)
+            sampled = self._sample(scheduled, logits)
             record.sample_ms = watch.lap()
         except Exception as err:  # it belongs to no row in particular: all rows of the step end
             logger.exception("a step failed; its %d requests end with an error", len(scheduled))
             error = f"{type(err).__name__} in the step: {err}"
             record.forward_ms += watch.lap()
         with deferred_interrupt():
-            outputs = self._process(scheduled, tokens, error)
+            outputs = self._process(scheduled, sampled, error)
             self._unreported += outputs
             self._remember(record, outputs)
             record.process_ms = watch.lap()
@@ -235,9 +241,9 @@ class Engine:
         """Logits (M, V) of the requests that sample in this step."""
         return None if batch is None else self.model.forward(batch, self.cache)
 
-    def _sample(self, scheduled: list[Scheduled], logits: torch.Tensor | None) -> list[int]:
-        """The next token of each request that samples in this step, in their order. A prompt's last
-        logits serve all samples of it."""
+    def _sample(self, scheduled: list[Scheduled], logits: torch.Tensor | None) -> list[Sampled]:
+        """The next token of each request that samples in this step, in their order, with its
+        log-probabilities. A prompt's last logits serve all samples of it."""
         families = [s.request.family for s in scheduled if s.samples]
         if not families or logits is None:
             return []
@@ -245,13 +251,15 @@ class Engine:
         if len(rows) > len(families):
             logits = logits[[i for i, family in enumerate(families) for _ in family]]
         batch = batch_of(rows, self.lm.vocab_size)
-        return sample(logits, batch).tolist()
+        tokens = sample(logits, batch, ledger=self.ledger)
+        asked = [request.params.logprobs for request in rows]
+        return list(zip(tokens.tolist(), token_logprobs(logits, tokens, asked), strict=True))
 
     def _process(
-        self, scheduled: list[Scheduled], tokens: list[int], error: str | None
+        self, scheduled: list[Scheduled], sampled: list[Sampled], error: str | None
     ) -> list[RequestOutput]:
         """Append tokens, check what ends, give the outputs of all that moved."""
-        next_tokens = iter(tokens)
+        next_sampled = iter(sampled)
         moved = self.scheduler.failed + [r for s in scheduled for r in s.request.family]
         self.scheduler.failed = []
         for s in scheduled:
@@ -263,7 +271,7 @@ class Engine:
             self.prefix_cache.commit(s.request, s.num_tokens)
             if s.request.num_uncomputed == 0:
                 for request in s.request.family:
-                    self._append(request, next(next_tokens))
+                    self._append(request, *next(next_sampled))
                 self._fork_siblings(s.request)
         moved = [request for request in moved if request.state != EXPECTED]
         for request in moved:
@@ -284,10 +292,12 @@ class Engine:
 
     # what they share
 
-    def _append(self, request: Request, token: int) -> None:
+    def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
         if token < 0:
-            return request.finish("error", "the model gave logits that are not numbers")
+            return request.finish("error", FAULTS[token])
         request.token_ids.append(token)
+        if logprobs is not None:
+            request.logprobs.append(logprobs)
         if token in request.stop_ids:
             request.finish("stop")
         elif request.num_generated >= request.params.max_tokens:

@@ -2,7 +2,7 @@
 
 `SamplingParams` says how to sample and when to stop, `Request` is one sequence on its way through
 the engine, `RequestOutput` is what a step reports of it. The names are vLLM's.
-Left out: stop strings, log-probabilities, grammars.
+Left out: stop strings, grammars.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from g2c_serving.checks import as_int, as_number
 from g2c_serving.process.tokenizer import Tokenizer
+from g2c_serving.sample.logprobs import TokenLogprobs
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 EXPECTED = "expected"  # a further sample of a prompt that is not computed yet
@@ -31,6 +32,8 @@ class SamplingParams:
     n               samples of the prompt, each with a seed of its own, at most 16,384
     stop_token_ids  ids that end the text, beside the model's end of text
     ignore_eos      go on after the model's end of text
+    logprobs        None is off; k reports of each generated token its own log-probability and the
+                    k best, from the model's raw logits, before temperature and masks
     """
 
     max_tokens: int = 64
@@ -41,6 +44,7 @@ class SamplingParams:
     n: int = 1
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -53,6 +57,8 @@ class SamplingParams:
         }
         if self.seed is not None:
             checked["seed"] = as_int("seed", self.seed, 0, 2**64 - 1)
+        if self.logprobs is not None:
+            checked["logprobs"] = as_int("logprobs", self.logprobs, 0)
         if checked["temperature"] < 0:
             raise ValueError(f"temperature={self.temperature} must be 0 or more")
         if not 0 < checked["top_p"] <= 1:
@@ -86,6 +92,7 @@ class Request:
     params: SamplingParams
     seed: int
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one a generated token, if asked
     num_computed_tokens: int = 0
     num_preemptions: int = 0
     num_forks: int = 0
@@ -140,7 +147,7 @@ class Request:
         """Another request with the same tokens so far, and no blocks yet."""
         self.num_forks += 1
         child = Request(request_id, sequence_id, 0, self.prompt_token_ids, self.params, seed)
-        child.token_ids = list(self.token_ids)
+        child.token_ids, child.logprobs = list(self.token_ids), list(self.logprobs)
         child.stop_ids, child.cache_salt, child.traffic = (
             self.stop_ids,
             self.cache_salt,
@@ -166,6 +173,7 @@ class RequestOutput:
     text            what a user may see: reserved tokens left out, a half character held back
     seed            the seed in effect: with n=1 it replays this very output
     num_cached_tokens   prompt tokens that were found in the cache when it was first admitted
+    logprobs        a `TokenLogprobs` for each generated token; None where they were not asked for
     """
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
@@ -182,6 +190,12 @@ class RequestOutput:
     @property
     def token_ids(self) -> list[int]:
         return self._request.token_ids[self._request.num_prompt_tokens : self._end]
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        if self._request.params.logprobs is None:
+            return None
+        return self._request.logprobs[: self._end - self._request.num_prompt_tokens]
 
     @property
     def text(self) -> str:

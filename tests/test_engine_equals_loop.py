@@ -6,6 +6,7 @@ token of these models, so tokens are compared for equality.
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, replace
 from functools import cache
@@ -169,17 +170,18 @@ def test_seeded_samples_are_the_same_in_any_company(company):
 
 @pytest.mark.parametrize("i", [0, 1])
 def test_seeded_samples_are_the_loops_with_the_same_coin(i):
-    """Right values: the loop, with the token where numpy's cumulative softmax passes the request's
-    own Philox number for that position."""
+    """Right values: the loop, with weights of 32 bits in Python's own integers, and the token where
+    their sum passes the request's own Philox number for that position."""
     prompt, params = SAMPLED[i].prompt, SAMPLED[i].params
     position = len(prompt)
 
     def pick(logits: torch.Tensor) -> int:
         nonlocal position
-        scaled = logits.numpy() / params.temperature
-        weights = np.exp(scaled - scaled.max())
-        coin = rng.uniform(np.array([params.seed], dtype=np.uint64), np.array([position]))[0]
+        scaled = (logits.numpy() - logits.numpy().max()) / params.temperature
+        weights = [round(w * 2**32) for w in np.exp(scaled).tolist()]
+        low, high, *_ = rng.draw(np.array([params.seed], dtype=np.uint64), np.array([position]))[0]
+        target = ((int(low) << 32 | int(high)) >> 2) % sum(weights)
         position += 1
-        return int(np.searchsorted(np.cumsum(weights / weights.sum()), coin, side="right"))
+        return next(i for i, total in enumerate(itertools.accumulate(weights)) if total > target)
 
     assert each_alone()[i] == generate_cached(LOOP, prompt, params.max_tokens, pick=pick)

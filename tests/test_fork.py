@@ -141,7 +141,8 @@ def test_a_fork_shares_the_blocks_and_goes_on_by_itself():
 
 def test_a_fork_draws_otherwise_and_its_seed_is_told():
     e = g.Engine(random_lm(), g.EngineConfig(block_size=4, dtype="float64"))
-    parent = e.add(PROMPT, g.SamplingParams(seed=5, max_tokens=16))
+    params = g.SamplingParams(temperature=3, seed=5, max_tokens=16)
+    parent = e.add(PROMPT, params)
     for _ in range(4):
         e.step()
     children = [e.fork(parent), e.fork(parent), e.fork(parent, seed=77)]
@@ -152,7 +153,7 @@ def test_a_fork_draws_otherwise_and_its_seed_is_told():
     seeds = [outputs[i].seed for i in (parent, *children)]
     assert len(set(seeds)) == 4 and seeds[0] == 5 and seeds[3] == 77
     alone = g.Engine(random_lm(), g.EngineConfig(block_size=4, dtype="float64"))
-    (plain,) = alone.generate([PROMPT], g.SamplingParams(seed=5, max_tokens=16))
+    (plain,) = alone.generate([PROMPT], params)
     assert tokens[0] == plain.token_ids  # to be forked changes nothing for the parent
 
 

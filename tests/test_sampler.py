@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from g2c_serving.sample.sampler import SamplingBatch, sample
+from g2c_serving.sample.sampler import (
+    FAULTS,
+    INFINITE,
+    NOT_NUMBERS,
+    NOTHING_LEFT,
+    SamplingBatch,
+    sample,
+)
 
 ROWS = 4000
 
@@ -86,11 +93,17 @@ def test_a_row_does_not_depend_on_its_place_or_company():
         assert sample(logits[i : i + 1], one).tolist() == [tokens[i]]
 
 
-def test_rows_without_numbers_are_marked_and_the_others_drawn():
-    logits = torch.zeros(3, 5)
+def test_rows_that_cannot_be_drawn_say_why_and_the_others_are_drawn():
+    """Not numbers, plus infinity, and nothing but minus infinity: three faults of their own row."""
+    logits = torch.zeros(5, 5)
     logits[0, 2] = torch.nan
     logits[1] = -torch.inf
-    assert sample(logits, settings(3, temperature=0)).tolist() == [-1, -1, 0]
+    logits[2, 3] = torch.inf
+    logits[3, [3, 4]] = torch.tensor([torch.inf, torch.nan])
+    for options in ({"temperature": 0}, {"top_k": 2, "top_p": 0.5}, {"top_p": 0.1}):
+        tokens = sample(logits, settings(5, **options)).tolist()
+        assert tokens == [NOT_NUMBERS, NOTHING_LEFT, INFINITE, NOT_NUMBERS, 0]
+    assert set(FAULTS) == {NOT_NUMBERS, NOTHING_LEFT, INFINITE}
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-5, 1.0, 1e30, 1e300])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from g2c_serving.config import EngineConfig
-from g2c_serving.engine import Engine
+from g2c_serving.engine import Engine, Sampled
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.linear import Linear
@@ -59,11 +59,11 @@ class TimedEngine(Engine):
         self.inside += time.process_time() - start
         return logits
 
-    def _sample(self, scheduled: list[Scheduled], logits: torch.Tensor | None) -> list[int]:
+    def _sample(self, scheduled: list[Scheduled], logits: torch.Tensor | None) -> list[Sampled]:
         start = time.process_time()
-        tokens = super()._sample(scheduled, logits)
+        sampled = super()._sample(scheduled, logits)
         self.inside += time.process_time() - start
-        return tokens
+        return sampled
 
 
 def filled(lm: LanguageModel, requests: int, prompt_len: int, new_tokens: int) -> TimedEngine:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from g2c_serving.engine import Engine
+from g2c_serving.engine import Engine, Sampled
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.history import StepRecord
 from g2c_serving.request import SamplingParams
@@ -202,5 +202,5 @@ class DryEngine(Engine):
     def _forward(self, batch: ForwardBatch | None) -> None:
         return None
 
-    def _sample(self, scheduled: list[Scheduled], logits: object) -> list[int]:
-        return [0 for s in scheduled if s.samples]
+    def _sample(self, scheduled: list[Scheduled], logits: object) -> list[Sampled]:
+        return [(0, None) for s in scheduled if s.samples]

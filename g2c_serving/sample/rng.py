@@ -6,7 +6,8 @@ Here the key is the request's own 64-bit seed, and the counter says what the num
     counter = (position * 3 + use, low word; the same, high word; attempt; lane)
 
 `position` is the absolute index of the token to draw; `use` is 0 for an ordinary sample, 1 for a
-resample after a rejected draft, 2 for the accept-or-reject coin. Brief, section 3, "Whose random
+resample after a rejected draft, 2 for the accept-or-reject coin. `attempt` counts the rejections of
+an integer target, `lane` tells the target model from its drafter. Brief, section 3, "Whose random
 numbers?"; DeepInfer's `rng_init(seed, position * 3 + k)`. Philox: Salmon and others, "Parallel
 random numbers: as easy as 1, 2, 3", 2011.
 """
@@ -17,9 +18,12 @@ import numpy as np
 
 SAMPLE, RESAMPLE, ACCEPT = 0, 1, 2  # uses at one position
 TARGET_LANE, DRAFTER_LANE, SEED_LANE = 0, 1, 0xFFFFFFFF
+ATTEMPTS = 4  # at an integer target
+TARGET_BITS = 62  # of each attempt: the sign of an int64 and one bit stay free
 
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+_KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
+_ROUNDS = np.arange(10, dtype=np.uint64)[:, None, None]
 _LOW, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
@@ -29,28 +33,53 @@ def philox(key: np.ndarray, counter: np.ndarray) -> np.ndarray:
     key (R,) uint64; counter (R, 4), words below 2^32; returns (R, 4) uint64, words below 2^32.
     """
     key = np.asarray(key, dtype=np.uint64)
-    k0, k1 = key & _LOW, key >> _WORD
-    c0, c1, c2, c3 = np.asarray(counter, dtype=np.uint64).T
-    for _ in range(10):
-        p0, p1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (p1 >> _WORD) ^ c1 ^ k0, p1 & _LOW, (p0 >> _WORD) ^ c3 ^ k1, p0 & _LOW
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _LOW, (k1 + _KEY_STEPS[1]) & _LOW
-    return np.stack((c0, c1, c2, c3), axis=-1)
+    keys = (np.stack((key & _LOW, key >> _WORD)) + _ROUNDS * _KEY_STEPS) & _LOW  # (10, 2, R)
+    counter = np.asarray(counter, dtype=np.uint64).T
+    even, odd = counter[0::2], counter[1::2]  # words 0 and 2, words 1 and 3: (2, R) each
+    for round_keys in keys:
+        product = (even * _MULTIPLIERS)[::-1]  # (2, R), 64 bits: word 2's first, then word 0's
+        even, odd = (product >> _WORD) ^ odd ^ round_keys, product & _LOW
+    return np.stack((even[0], odd[0], even[1], odd[1]), axis=-1)
 
 
 def draw(
     seeds: np.ndarray,
     positions: np.ndarray,
     use: int = SAMPLE,
-    attempt: int = 0,
+    attempt: int | np.ndarray = 0,
     lane: int = TARGET_LANE,
 ) -> np.ndarray:
     """The random words (R, 4) for the token at `positions` (R,) of requests with `seeds` (R,)."""
+    return philox(seeds, counters(positions, use, attempt, lane))
+
+
+def counters(
+    positions: np.ndarray,
+    use: int = SAMPLE,
+    attempt: int | np.ndarray = 0,
+    lane: int = TARGET_LANE,
+) -> np.ndarray:
+    """The counter words (R, 4) of the draws for the tokens at `positions` (R,)."""
     stream = np.asarray(positions, dtype=np.uint64) * np.uint64(3) + np.uint64(use)
-    counter = np.zeros((len(stream), 4), dtype=np.uint64)
+    counter = np.empty((len(stream), 4), dtype=np.uint64)
     counter[:, 0], counter[:, 1] = stream & _LOW, stream >> _WORD
     counter[:, 2], counter[:, 3] = attempt, lane
-    return philox(seeds, counter)
+    return counter
+
+
+def target_words(
+    seeds: np.ndarray, positions: np.ndarray, use: int = SAMPLE, lane: int = TARGET_LANE
+) -> np.ndarray:
+    """The numbers that an integer target is made of: (ATTEMPTS, R) int64, each even in [0, 2^62).
+
+    One for each attempt, all in advance: to draw the next only after a rejection would be a loop
+    that waits for data. `sampler.below` takes the first that it can use.
+    """
+    seeds, positions = np.tile(seeds, ATTEMPTS), np.tile(positions, ATTEMPTS)
+    attempts = np.repeat(np.arange(ATTEMPTS), len(seeds) // ATTEMPTS)
+    words = draw(seeds, positions, use, attempts, lane)
+    bits = (words[:, 0] << np.uint64(30)) | (words[:, 1] >> np.uint64(2))
+    return bits.astype(np.int64).reshape(ATTEMPTS, -1)
 
 
 def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -1,9 +1,19 @@
-"""The one sampling path: temperature, top-k, top-p, then a draw that belongs to the request.
+"""The one sampling path: temperature, mask, top-k, top-p, then a draw that belongs to the request.
 
-All rows of a batch go through together, each with its own settings. Temperature 0 is not a branch:
-it is clamped to 1e-5 as in DeepInfer's `fused_sample.py` (Brief, section 3), and its row keeps one
-token, so that the result is the exact argmax. The token is where the cumulative weight, in
-vocabulary order, first passes a uniform draw. Left out: integer weights; masks; log-probabilities.
+All rows of a batch go through together, each with its own settings. Weights are integers, and so
+are their sums and the target: integer addition is associative, so the order in which a machine adds
+cannot change the token.
+
+    logits -> exp((logit - largest) / temperature) * 2^32, rounded   weights (M, V), int64
+           -> 0 for what top-k and top-p leave out                   still in vocabulary order
+           -> cumulative sum, target even in [0, total)              the first token beyond it
+
+The ties: of equal logits the lower id comes first, in the argmax, in top-k and in top-p.
+Temperature 0 is not a branch: it is clamped to 1e-5 as in DeepInfer's `fused_sample.py` (Brief,
+section 3), and its row keeps one token, so that the result is the exact argmax.
+
+What is decided here is decided on the settings, which are numpy arrays on the host, never on the
+value of a tensor: nothing waits for the device. Left out: penalties.
 """
 
 from __future__ import annotations
@@ -16,21 +26,34 @@ import torch
 
 from g2c_serving.request import Request
 from g2c_serving.sample import rng
+from g2c_serving.sample.ledger import Ledger
 
 MIN_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 1e30  # all tokens alike; float32 still holds it
+WEIGHT_BITS = 32  # the likeliest token weighs 2^32; one less likely by 2^33 is never drawn
+TOP_P_UNIT = 10**9  # top_p counts in these: nine decimals, as the user wrote them
+TOP_P_SLACK = 1000  # a sum that misses top_p by a millionth reaches it: float32 says no more
+
+NOT_NUMBERS, INFINITE, NOTHING_LEFT = -1, -2, -3  # in place of a token
+FAULTS = {
+    NOT_NUMBERS: "the model gave logits that are not numbers",
+    INFINITE: "the model gave a logit of plus infinity",
+    NOTHING_LEFT: "all tokens are masked: each logit is minus infinity, so none can be drawn",
+}
 
 
 @dataclass(frozen=True)
 class SamplingBatch:
     """Settings of M rows, one entry each: seed (uint64), position of the token to draw,
-    temperature (0 is greedy), top_k (0 is off), top_p (1 is off)."""
+    temperature (0 is greedy), top_k (0 is off), top_p (1 is off); and what the draw is for."""
 
     seeds: np.ndarray
     positions: np.ndarray
     temperature: np.ndarray
     top_k: np.ndarray
     top_p: np.ndarray
+    use: int = rng.SAMPLE
+    lane: int = rng.TARGET_LANE
 
 
 def batch_of(requests: Sequence[Request], vocab_size: int) -> SamplingBatch:
@@ -44,50 +67,119 @@ def batch_of(requests: Sequence[Request], vocab_size: int) -> SamplingBatch:
     )
 
 
-def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """One token id per row, (M,) int64; -1 where a row's logits are not all numbers.
+def sample(
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    mask: torch.Tensor | None = None,
+    ledger: Ledger | None = None,
+) -> torch.Tensor:
+    """One token id per row, (M,) int64; a negative one, see FAULTS, where a row has none to draw.
 
-    logits (M, V), not changed. Minus infinity is a token that cannot be drawn.
+    logits (M, V), not changed; minus infinity is a token that cannot be drawn
+    mask (M, V), bool: True for the tokens that may be drawn; None for all
+    ledger  keeps a record of the draws
+    ValueError for a mask of another shape or type.
     """
     if logits.device.type == "mps":  # it has no float64
         logits = logits.cpu()
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    device = logits.device
-    temperature = torch.from_numpy(batch.temperature.clip(MIN_TEMPERATURE, MAX_TEMPERATURE))
-    scores = logits - logits.amax(-1, keepdim=True)  # at most 0: no division overflows upwards
-    scaled = scores / temperature.to(device, logits.dtype)[:, None]  # (M, V)
-    weights = torch.softmax(scaled, dim=-1).double()  # (M, V)
-    top_k = np.where(batch.temperature == 0, 1, batch.top_k)
-    if (top_k > 0).any():
-        weights = _keep_top_k(weights, logits, torch.from_numpy(top_k).to(device))
-    if (batch.top_p < 1).any():
-        weights = _keep_top_p(weights, torch.from_numpy(batch.top_p).to(device))
-    cumulative = weights.cumsum(-1)  # (M, V)
-    total = cumulative[:, -1]
-    target = torch.from_numpy(rng.uniform(batch.seeds, batch.positions)).to(device) * total
-    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))  # rounding
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    top = scores.amax(-1)  # (M,), NaN where any is
+    faults = torch.where(top == torch.inf, INFINITE, torch.where(top.isnan(), NOT_NUMBERS, 0))
+    if mask is not None:
+        scores = _masked(scores, mask)
+        top = scores.amax(-1)
+    faults = torch.where((faults == 0) & (top == -torch.inf), NOTHING_LEFT, faults)
+    weights = integer_weights(scores, batch)  # (M, V)
+    cumulative = weights.cumsum_(-1)  # in place: fresh memory costs more than arithmetic
+    total = cumulative[:, -1].clamp(min=1)  # (M,); a row with a fault may have any
+    words = rng.target_words(batch.seeds, batch.positions, batch.use, batch.lane)
+    target, attempt = below(torch.from_numpy(words).to(logits.device), total)
     tokens = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]  # (M,)
-    return torch.where(torch.isfinite(total), tokens, -1)
+    tokens = torch.where(faults < 0, faults, tokens)
+    if ledger is not None:
+        attempts = attempt.cpu().numpy()
+        counters = rng.counters(batch.positions, batch.use, attempts, batch.lane)
+        facts = (batch.seeds, batch.positions, batch.use, counters)
+        ledger.record(*facts, target, cumulative, tokens)
+    return tokens
 
 
-def _keep_top_k(weights: torch.Tensor, scores: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Zero all but the k largest of each row (k = 0 keeps all); ties go to the lowest ids."""
+def integer_weights(scores: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+    """The weight of each token, (M, V) int64, 0 for those that are filtered out.
+
+    The largest of a row is 2^32 whatever the others are, so there is no sum of floats in it.
+    """
+    temperature = torch.from_numpy(batch.temperature.clip(MIN_TEMPERATURE, MAX_TEMPERATURE))
+    scaled = scores - scores.amax(-1, keepdim=True)  # at most 0: no division overflows upwards
+    scaled /= temperature.to(scores.device, scores.dtype)[:, None]  # (M, V)
+    weights = scaled.exp_().mul_(2.0**WEIGHT_BITS).round_().long()
     vocab_size = scores.shape[1]
-    k = torch.where(top_k > 0, top_k.clamp(max=vocab_size), vocab_size)  # (M,)
-    most = int(top_k.max().clamp(max=vocab_size))
-    best = scores.topk(most, dim=-1).values  # (M, most)
-    kth = best.gather(1, (k.clamp(max=most) - 1)[:, None])  # (M, 1)
-    above, tied = scores > kth, scores == kth
-    room = k[:, None] - above.sum(-1, keepdim=True)
-    keep = above | (tied & (tied.cumsum(-1) <= room)) | (top_k <= 0)[:, None]
-    return weights * keep
+    top_k = np.where(batch.temperature == 0, 1, batch.top_k)
+    top_k = np.where(top_k > 0, top_k, vocab_size).clip(max=vocab_size)
+    top_p = np.rint(batch.top_p * TOP_P_UNIT).astype(np.int64)
+    one, all_ = top_k == 1, top_k == vocab_size
+    for chosen in (one, ~one & ~all_, all_ & (top_p < TOP_P_UNIT)):  # only the last sorts it all
+        (rows,) = chosen.nonzero()
+        if len(rows) == len(weights):
+            weights *= _keep(scores, weights, top_k, top_p)
+        elif len(rows):
+            index = torch.from_numpy(rows).to(scores.device)
+            weights[index] *= _keep(scores[index], weights[index], top_k[rows], top_p[rows])
+    return weights
 
 
-def _keep_top_p(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Zero all but each row's most likely tokens, up to the one that brings the sum to p."""
-    ordered, ids = weights.sort(dim=-1, descending=True, stable=True)  # (M, V)
-    before = ordered.cumsum(-1) - ordered  # the sum of all tokens before this one
-    keep_ordered = before < top_p[:, None] * weights.sum(-1, keepdim=True)
-    keep_ordered[:, 0] = True
-    keep = torch.zeros_like(keep_ordered).scatter_(1, ids, keep_ordered)
-    return weights * (keep | (top_p >= 1)[:, None])
+def below(words: torch.Tensor, totals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Targets (M,), each number in [0, total) exactly as likely as the others, and the attempts
+    (M,) that they were taken from.
+
+    words (ATTEMPTS, M) in [0, 2^62), of `rng.target_words`; totals (M,) int64, from 1.
+    A word is rejected at or above the last multiple of the total: there a remainder would favour
+    the small targets. A total is below V * 2^32, so one attempt in 2^15 or more is rejected at
+    V = 32,768, and all four once in 2^60 draws; then the first is taken as it is.
+    """
+    end = 2**rng.TARGET_BITS // totals * totals  # (M,)
+    attempt = (words < end).byte().argmax(0)  # (M,), the first that is accepted
+    return words.gather(0, attempt[None])[0] % totals, attempt
+
+
+def _masked(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    if mask.shape != scores.shape or mask.dtype != torch.bool:
+        raise ValueError(f"mask of shape {tuple(mask.shape)} and {mask.dtype} must be bool, of "
+                         f"the logits' shape {tuple(scores.shape)}")  # fmt: skip
+    return scores.masked_fill(~mask.to(scores.device), -torch.inf)
+
+
+def _keep(
+    scores: torch.Tensor, weights: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray
+) -> torch.Tensor:
+    """True (R, V) for the tokens that stay: top-k and top-p both say how many of the best do.
+
+    top_k (R,) from 1 to V; top_p (R,) in units of 1e-9.
+    """
+    most, vocab_size = int(top_k.max()), scores.shape[1]
+    if most == 1:
+        first = scores.argmax(-1, keepdim=True)  # (R, 1), the lowest id of equals
+        return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, first, True)
+    best, ids = scores.topk(most) if most < vocab_size else scores.sort(descending=True)
+    count = torch.from_numpy(top_k).to(scores.device)[:, None]  # (R, 1)
+    if (top_p < TOP_P_UNIT).any():
+        count = _reaching(weights.gather(1, ids), count, top_p)
+    last = best.gather(1, count - 1)  # (R, 1), the lowest score that stays
+    above, tied = scores > last, scores == last  # (R, V)
+    room = count - above.sum(-1, keepdim=True)
+    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= room))
+
+
+def _reaching(ordered: torch.Tensor, count: torch.Tensor, top_p: np.ndarray) -> torch.Tensor:
+    """How many tokens (R, 1) it takes to reach top_p: the one that crosses is the last that stays.
+
+    ordered (R, K) weights, largest first, of which the first `count` are in the game: top_p is a
+    share of their sum, compared in whole numbers.
+    """
+    sums = ordered.cumsum_(-1)  # (R, K)
+    total = sums.gather(1, count - 1)  # (R, 1)
+    parts = np.where(top_p < TOP_P_UNIT, (top_p - TOP_P_SLACK).clip(min=0), TOP_P_UNIT)
+    p = torch.from_numpy(parts).to(sums.device)[:, None]  # (R, 1)
+    whole, rest = total // TOP_P_UNIT, total % TOP_P_UNIT  # p * total would not fit 64 bits
+    needed = p * whole + (p * rest + TOP_P_UNIT - 1) // TOP_P_UNIT  # p * total, rounded up
+    return torch.minimum(torch.searchsorted(sums, needed) + 1, count)

@@ -1,0 +1,58 @@
+"""Log-probabilities of the generated tokens, for the requests that ask.
+
+They are the model's own: the log-softmax of its raw logits, in float32 or better, before
+temperature, top-k, top-p and any mask. So a token of temperature 0 has one below 0 too, and those
+of one text can be compared across settings. DeepInfer's batch-invariance test compares such lists,
+with the five best, exactly (Brief, section 3). Left out: those of the prompt's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+
+class TokenLogprobs(NamedTuple):
+    """Of one generated token: its log-probability, and the k best as (token id, log-probability),
+    best first, the lower id first among equals."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def token_logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, asked: Sequence[int | None]
+) -> list[TokenLogprobs | None]:
+    """One entry a row, None where it is not asked for; without rows that ask, nothing is computed.
+
+    logits (M, V); tokens (M,); asked (M,): how many of the best, more than V count as V
+    """
+    found: list[TokenLogprobs | None] = [None] * len(asked)
+    rows = [i for i, k in enumerate(asked) if k is not None]
+    if not rows:
+        return found
+    index = torch.tensor(rows, device=logits.device)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    logprobs = torch.log_softmax(logits[index].to(wide), dim=-1)  # (R, V)
+    ids = tokens.to(logits.device)[index].clamp(min=0)
+    own = logprobs.gather(1, ids[:, None])[:, 0]
+    best, best_ids = _best(logprobs, max(asked[i] or 0 for i in rows))  # (R, K)
+    columns = (ids.tolist(), own.tolist(), best_ids.tolist(), best.tolist())
+    for i, token, logprob, top_ids, top in zip(rows, *columns, strict=True):
+        k = asked[i] or 0
+        pairs = tuple(zip(top_ids[:k], top[:k], strict=True))
+        found[i] = TokenLogprobs(token, logprob, pairs)
+    return found
+
+
+def _best(logprobs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k best of each row and their ids, (R, k) each; of equals, the lower ids first."""
+    k = min(k, logprobs.shape[1])
+    if k == 0:
+        none = logprobs[:, :0]
+        return none, none.long()
+    best, ids = logprobs.sort(dim=-1, descending=True, stable=True)
+    return best[:, :k], ids[:, :k]
