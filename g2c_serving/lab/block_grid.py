@@ -49,7 +49,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     art["part"] = Blocks(axes, 0, **{**LOOKS[ONE], "linewidth": 0.6})
     art["copied"] = Blocks(axes, 0, "copied in this step", facecolor="none", edgecolor="#B0006B",
                            hatch="", linewidth=2.6)  # fmt: skip
-    art["users"] = [_text(axes, *_cell(b), 10, "center") for b in range(POOL)]
+    art["users"] = [_text(axes, x, y + 0.1, 9.5, "center") for x, y in map(_cell, range(POOL))]
     for text in art["users"]:
         text.set_bbox({"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1})
     art["numbers"] = _numbers(axes)
@@ -74,7 +74,7 @@ def _numbers(axes: Axes) -> PathPatch:
     paths = []
     for block in range(POOL):
         glyphs, (x, y) = TextPath((0, 0), str(block), size=1), _cell(block)
-        points = glyphs.vertices * (0.24, -0.24) + (x - 0.41, y - 0.24)
+        points = glyphs.vertices * (0.2, -0.2) + (x - 0.43, y - 0.27)
         paths.append(Path(points, glyphs.codes))
     patch = PathPatch(Path.make_compound_path(*paths), facecolor="#333333", linewidth=0)
     axes.add_patch(patch)

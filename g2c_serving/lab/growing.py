@@ -23,7 +23,7 @@ from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.model import ModelConfig
 from g2c_serving.lab import plots
-from g2c_serving.lab.plots import Picture, fill, source_note
+from g2c_serving.lab.plots import Picture, fill
 from g2c_serving.request import SamplingParams
 from g2c_serving.schedule.block_manager import BlockManager
 
@@ -115,7 +115,7 @@ def _slot(blocks: BlockManager, user: int, position: int) -> int:
 def engine_step_ms(lm: LanguageModel, tokens: Sequence[int], steps: int = STEPS) -> float:
     """A whole decode step of the engine for requests of these lengths, in ms (median)."""
     num_blocks = sum(-(-(n + steps) // BLOCK) for n in tokens)
-    config = EngineConfig(num_blocks=num_blocks, block_size=BLOCK, max_num_batched_tokens=512)
+    config = EngineConfig(num_blocks, BLOCK, max_num_batched_tokens=sum(tokens))  # one step
     engine = Engine(lm, config)
     asked = [[32 + (7 * k + user) % 90 for k in range(n)] for user, n in enumerate(tokens)]
     params = SamplingParams(max_tokens=steps, temperature=0, ignore_eos=True)
@@ -135,13 +135,12 @@ def compare(lm: LanguageModel, users: int = USERS, steps: int = STEPS) -> Pictur
     with plots.style():
         left, middle, right = figure.subplots(1, 3)
         written = [float(np.mean(by_cat.written)) / 1e6, by_page.written[0] / 1e6]
-        _bars(left, "MB written a step", names, written)
+        _bars(left, "MB written a step, Derived", names, written)
         times = [by_cat.step_ms, by_page.step_ms, step]
-        _bars(middle, "ms a step", (*names, "the engine's\nwhole step"), times)
-        _bars(right, "MB held, at the peak", names, [by_cat.peak / 1e6, by_page.peak / 1e6])
+        _bars(middle, "ms a step, Measured here", (*names, "the engine's\nwhole step"), times)
+        _bars(right, "MB at the peak, Derived", names, [by_cat.peak / 1e6, by_page.peak / 1e6])
         right.axvline(by_cat.live / 1e6, color=plots.BLACK, linestyle="--", linewidth=1)
         right.text(by_cat.live / 1e6, -0.72, " hold a token", fontsize=9, va="center")
-        source_note(middle, "Measured here")
     return plots.picture(
         figure,
         f"{users} users with {min(tokens)} to {max(tokens)} tokens each. Concatenation writes "
