@@ -79,9 +79,9 @@ class BlockFiles:
         """The names of all files of ours in the folder, whole blocks and parts."""
         return {entry.name for entry in os.scandir(self.folder) if _OUR_NAMES.fullmatch(entry.name)}
 
-    def delete(self, names: Iterable[str]) -> None:
-        for name in names:
-            _unlink(self.folder / name)
+    def delete(self, names: Iterable[str]) -> list[str]:
+        """Remove files by name; those that are gone."""
+        return [name for name in names if _unlink(self.folder / name)]
 
 
 def flat(payload: Buffer) -> memoryview:

@@ -14,6 +14,7 @@ _ALONE = "end the other process, or give this one a folder of its own"
 
 _NO_SPACE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # the disk is full; a quota
 _BROKEN = ("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_ERROR")  # the file is no index of ours
+_PASSING = ("SQLITE_BUSY", "SQLITE_FULL", "SQLITE_IOERR")
 _NONSENSE = (ValueError, TypeError, OverflowError)  # what Python makes of a damaged row
 _REMEDIES = {"SQLITE_BUSY": _ALONE, "SQLITE_FULL": _SPACE, **dict.fromkeys(_BROKEN, _ANEW)}
 
@@ -21,8 +22,9 @@ FAULTS = (OSError, sqlite3.Error, *_NONSENSE)
 
 
 def is_broken(fault: Exception) -> bool:
-    """Whether the index file itself is damaged, so that only a new one helps."""
-    return isinstance(fault, _NONSENSE) or _errorname(fault).startswith(_BROKEN)
+    """Whether it is the index file itself, so that only a new one helps."""
+    elsewhere = isinstance(fault, OSError) or _errorname(fault).startswith(_PASSING)
+    return not elsewhere
 
 
 def fault_and_remedy(fault: Exception) -> tuple[str, str]:

@@ -10,19 +10,20 @@ shared memory, so the folder must lie on a disk of this machine, not on a networ
     owner    who is still writing the block; NULL once its file is whole
 
 The sum of the bytes is kept by triggers, inside the transaction that changes it, so it costs the
-same for ten blocks and for a million. This file knows SQL and no files; disk_tier.py knows both.
+same for ten blocks and for a million. This file knows SQL and no files; disk_store.py knows both.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 
 INDEX = "index.sqlite3"
 BUSY_SECONDS = 0.5
-GRACE_SECONDS = 60.0  # a block that has been "being written" for so long has lost its writer
+GRACE_SECONDS = 60.0  # who has been writing a block for longer is gone, or its clock was wrong
 _AT_ONCE = 500  # hashes in one query
 
 _SCHEMA = """
@@ -47,12 +48,13 @@ COMMIT;
 """
 # The plus keeps SQLite from walking by_end where it should look the hashes up.
 _WHOLE = "owner IS NULL AND +last_use + lifetime > ?"
-_SETTLED = f"({_WHOLE} OR owner IS NOT NULL AND stored > ?)"
+_SETTLED = f"({_WHOLE} OR owner IS NOT NULL AND stored BETWEEN ? AND ?)"
 
 
 class DiskIndex:
-    """One connection. Every change belongs inside `with index.transaction():`. All methods raise
-    sqlite3.Error as SQLite gives it. Not to be taken through a fork."""
+    """One connection. Every change belongs inside `with index.transaction():`. Raises
+    sqlite3.Error as SQLite gives it, and ValueError for a file that is no index of ours. Not to be
+    taken through a fork."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(
@@ -63,6 +65,8 @@ class DiskIndex:
             self._db.execute("PRAGMA synchronous = NORMAL")
             if self._db.execute("PRAGMA user_version").fetchone()[0] == 0:
                 self._db.executescript(_SCHEMA)
+            if _tables(self._db) != _our_tables():
+                raise ValueError(f"{path} has not the tables of this layout")
         except BaseException:
             self._db.close()
             raise
@@ -90,7 +94,7 @@ class DiskIndex:
 
     def settled(self, hashes: Sequence[bytes], now: float) -> set[bytes]:
         """Those that need no writing: whole, or being written by someone at this moment."""
-        return self._which(hashes, _SETTLED, now, now - GRACE_SECONDS)
+        return self._which(hashes, _SETTLED, now, now - GRACE_SECONDS, now + GRACE_SECONDS)
 
     def present(self, hashes: Sequence[bytes]) -> set[bytes]:
         """Those that have a row, whatever it says."""
@@ -111,9 +115,11 @@ class DiskIndex:
     def dead(self, now: float, limit: int) -> list[tuple[bytes, str | None]]:
         """(hash, owner) of blocks that nobody will read again: their writer is gone, or their
         lifetime is over."""
-        query = """SELECT hash, owner FROM blocks WHERE owner IS NOT NULL AND stored <= ?
+        query = """SELECT hash, owner FROM blocks WHERE owner IS NOT NULL
+            AND stored NOT BETWEEN ? AND ?
             UNION ALL SELECT hash, owner FROM blocks WHERE last_use + lifetime <= ? LIMIT ?"""
-        return self._db.execute(query, (now - GRACE_SECONDS, now, limit)).fetchall()
+        values = (now - GRACE_SECONDS, now + GRACE_SECONDS, now, limit)
+        return self._db.execute(query, values).fetchall()
 
     def least_recent(self) -> Iterator[tuple[bytes, int]]:
         """(hash, bytes) of whole blocks, the one whose last use is longest ago first. Read only
@@ -174,6 +180,12 @@ class DiskIndex:
         """(hash, owner) of every block."""
         return self._db.execute("SELECT hash, owner FROM blocks").fetchall()
 
+    def check(self) -> None:
+        """ValueError if SQLite finds its file damaged. Reads all of it."""
+        verdict = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise ValueError(verdict)
+
     def by_traffic(self) -> dict[str, tuple[int, int]]:
         """Traffic class -> (blocks, bytes)."""
         query = "SELECT traffic, count(*), sum(bytes) FROM blocks GROUP BY traffic ORDER BY traffic"
@@ -183,3 +195,15 @@ class DiskIndex:
         """The oldest and the newest last use; None where there is no block."""
         query = "SELECT min(last_use), max(last_use) FROM blocks"
         return self._db.execute(query).fetchone()
+
+
+def _tables(db: sqlite3.Connection) -> set[tuple[str, str]]:
+    """All tables, indexes and triggers, with the text that made them."""
+    return set(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
+
+
+@cache
+def _our_tables() -> set[tuple[str, str]]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        db.executescript(_SCHEMA)
+        return _tables(db)

@@ -153,6 +153,7 @@ class DiskTier:
                     raise
                 self.close()
                 removed = demolish(self._place)
+                self._opened()
             removed += sum(demolish(folder) for folder in other_layouts(self.folder))
             self.problem = None
         return removed

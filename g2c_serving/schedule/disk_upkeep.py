@@ -5,6 +5,7 @@ The only functions that list the folder. Everything else in the disk tier goes b
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from g2c_serving.schedule.block_files import LAYOUT, BlockFiles
@@ -37,22 +38,25 @@ def sweep(store: DiskStore, now: float) -> None:
 
 
 def clear(store: DiskStore) -> int:
-    """Remove all rows and all files; the number of whole blocks."""
+    """Remove all rows and all files; the number of whole blocks. An index that is damaged even
+    when it is empty is an error."""
     with store.index.transaction():
-        names = store.files.names()
+        removed = store.files.delete(store.files.names())  # first: on a full disk it makes room
         store.index.forget([h for h, _ in store.index.rows()])
-        store.files.delete(names)
-    return _whole(names)
+        store.index.check()
+    return _whole(removed)
 
 
 def demolish(folder: Path) -> int:
-    """Remove the files of a cache whose index nobody can read; the number of whole blocks. Only
-    names such as ours are touched, so that a wrong folder loses nothing."""
+    """Remove a cache with its index, one that cannot be read or is of another layout; the number
+    of whole blocks. Only names such as ours are touched, so that a wrong folder loses nothing."""
     files = BlockFiles(folder)
-    names = files.names()
-    files.delete([*names, *(path.name for path in folder.glob(f"{INDEX}*"))])
-    return _whole(names)
+    index_names = {path.name for path in folder.glob(f"{INDEX}*")}
+    removed = files.delete(files.names() | index_names)
+    with suppress(OSError):  # somebody's own file is in it
+        folder.rmdir()
+    return _whole(removed)
 
 
-def _whole(names: set[str]) -> int:
+def _whole(names: list[str]) -> int:
     return sum(name.endswith(".kv") for name in names)
