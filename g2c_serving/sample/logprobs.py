@@ -49,10 +49,17 @@ def token_logprobs(
 
 
 def _best(logprobs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k best of each row and their ids, (R, k) each; of equals, the lower ids first."""
+    """The k best of each row and their ids, (R, k) each; of equals, the lower ids first.
+
+    `topk` alone may take any of the equals, and a sort of all is slow where V is large.
+    """
     k = min(k, logprobs.shape[1])
     if k == 0:
-        none = logprobs[:, :0]
-        return none, none.long()
-    best, ids = logprobs.sort(dim=-1, descending=True, stable=True)
-    return best[:, :k], ids[:, :k]
+        return logprobs[:, :0], logprobs[:, :0].long()
+    last = logprobs.topk(k).values[:, -1:]  # (R, 1)
+    above, tied = logprobs > last, logprobs == last  # (R, V)
+    room = k - above.sum(-1, keepdim=True)
+    chosen = above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= room))  # exactly k a row
+    ids = chosen.byte().topk(k).indices.sort(-1).values  # (R, k), the lower ids first
+    best, order = logprobs.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return best, ids.gather(1, order)
