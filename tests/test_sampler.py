@@ -1,15 +1,28 @@
 """The sampling path: what is kept, what is drawn, and that rows do not touch each other."""
 
+import math
+from dataclasses import fields, replace
+from fractions import Fraction
+
+import fakes
 import numpy as np
 import pytest
 import torch
+from chi_square import fits
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
+import g2c_serving as g
+from g2c_serving.sample import rng
 from g2c_serving.sample.sampler import (
     FAULTS,
     INFINITE,
     NOT_NUMBERS,
     NOTHING_LEFT,
     SamplingBatch,
+    below,
+    integer_weights,
     sample,
 )
 
@@ -38,7 +51,10 @@ def drawn(probabilities, **options) -> set[int]:
     [
         ([0.3, 0.1, 0.1, 0.5], {"top_p": 0.8}, {0, 3}),  # transformers 18976
         ([0.3, 0.1, 0.1, 0.5], {"top_p": 1e-4}, {3}),  # transformers 19839
-        ([0.25] * 4, {"top_p": 1.0}, {0, 1, 2, 3}),
+        ([0.25] * 4, {"top_p": 1.0}, {0, 1, 2, 3}),  # a threshold of 2^k would cut these two short
+        ([0.1] * 10, {"top_p": 0.3}, {0, 1, 2}),
+        ([0.1] * 10, {"top_p": 0.1}, {0}),  # 0.1 as written, not the float just above it
+        ([0.1] * 10, {"top_p": 0.7}, set(range(7))),
         ([0.1, 0.2, 0.3, 0.4], {"top_k": 2}, {2, 3}),
         ([0.1, 0.2, 0.3, 0.4], {"top_k": 0}, {0, 1, 2, 3}),  # nanochat 466: 0 is off
         ([0.1, 0.2, 0.3, 0.4], {"top_k": 99}, {0, 1, 2, 3}),
@@ -51,13 +67,98 @@ def test_kept_tokens(probabilities, options, kept):
     assert drawn(probabilities, **options) == kept
 
 
-def test_frequencies_are_the_probabilities():
-    """20,000 seeds against the distribution: chi-square, 3 degrees of freedom, below 16.3
-    (one run in a thousand is above; the seeds are fixed)."""
-    p = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    tokens = sample(p.log().expand(20_000, -1), settings(20_000))
-    counts = torch.bincount(tokens, minlength=4)
-    assert ((counts - 20_000 * p) ** 2 / (20_000 * p)).sum() < 16.3
+PARTS = [1, 30, 7, 7, 12, 7, 2, 20, 0, 9, 4, 1]  # of 100; the rows that are drawn from
+
+
+def filtered(parts: list[int], top_k: int, top_p: Fraction) -> list[Fraction]:
+    """Exact probabilities after top-k and top-p, in Python's rationals: the rule, word by word.
+
+    Order by part, the lower id first; keep k; keep up to the token that brings the sum to p.
+    """
+    order = sorted(range(len(parts)), key=lambda i: (-parts[i], i))
+    kept = order[: top_k or len(order)]
+    total, so_far, chosen = sum(parts[i] for i in kept), 0, []
+    for i in kept:
+        chosen.append(i)
+        so_far += parts[i]
+        if top_p < 1 and so_far >= top_p * total:
+            break
+    left = sum(parts[i] for i in chosen)
+    return [Fraction(parts[i] if i in chosen else 0, left) for i in range(len(parts))]
+
+
+def log(parts: list[int]) -> torch.Tensor:
+    return torch.tensor(parts, dtype=torch.float64).log().float()
+
+
+@pytest.mark.parametrize(
+    "walk, top_k, top_p",
+    [
+        ("positions", 0, "1"),
+        ("positions", 7, "0.9"),
+        ("seeds", 0, "1"),
+        ("seeds", 4, "1"),
+        ("seeds", 0, "0.8"),
+        ("seeds", 0, "0.75"),
+    ],
+)
+def test_a_million_draws_have_the_exact_probabilities(walk, top_k, top_p):
+    """Chi-square over 1,000,000 draws: one request at a million positions, or a million seeds at
+    one position."""
+    count, chunk = 1_000_000, 50_000
+    logits, counts = log(PARTS).expand(chunk, -1), np.zeros(len(PARTS))
+    for start in range(0, count, chunk):
+        batch = settings(chunk, top_k=top_k, top_p=float(top_p))
+        walked = np.arange(start, start + chunk)
+        if walk == "positions":
+            batch = replace(batch, positions=walked, seeds=np.full_like(batch.seeds, 99))
+        else:
+            batch = replace(batch, seeds=walked.astype(np.uint64))
+        counts += np.bincount(sample(logits, batch).numpy(), minlength=len(PARTS))
+    exact = filtered(PARTS, top_k, Fraction(top_p))
+    assert fits(counts, np.array([float(p) * count for p in exact]))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_is_a_power_of_the_probabilities(temperature):
+    """p^(1/T), normalised: at T = 1/2 the squares, at T = 2 the roots."""
+    tokens = sample(log(PARTS).expand(200_000, -1), settings(200_000, temperature=temperature))
+    powers = np.array(PARTS, dtype=float) ** (1 / temperature)
+    expected = 200_000 * powers / powers.sum()
+    counts = np.bincount(tokens.numpy(), minlength=len(PARTS))
+    rare = expected < 5  # too few for the test: their sum is one cell
+    merged = [np.append(x[~rare], x[rare].sum()) for x in (counts, expected)]
+    keep = merged[1] > 5
+    assert fits(merged[0][keep], merged[1][keep])
+
+
+SOME_PARTS = st.lists(st.integers(0, 12), min_size=1, max_size=12).filter(any)
+
+
+@st.composite
+def cuts(draw) -> tuple[list[int], int, Fraction]:
+    """Small vectors with many ties, a top-k, and a top-p: two decimals, or just what the first few
+    of the kept tokens sum up to."""
+    parts = draw(SOME_PARTS)
+    top_k = draw(st.integers(0, len(parts) + 1))
+    ordered = sorted(parts, reverse=True)[: top_k or None]
+    few = draw(st.integers(1, len(ordered)))
+    reached = Fraction(sum(ordered[:few]), sum(ordered))
+    return parts, top_k, draw(st.sampled_from([reached, Fraction(draw(st.integers(1, 100)), 100)]))
+
+
+@given(cuts(), st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.0, 5.0, -11.0]))
+@hypothesis_settings(max_examples=300, deadline=None)
+def test_filters_keep_what_exact_arithmetic_keeps(cut, temperature, shift):
+    """Each weight is within float32's rounding of the exact share, and 0 exactly where that is 0.
+    Logits may stand anywhere; equal parts are kept lowest ids first."""
+    parts, top_k, top_p = cut
+    exact = np.array(filtered(parts, top_k, top_p), dtype=float)
+    logits = log(parts)[None] * temperature + shift
+    batch = settings(1, temperature=temperature, top_k=top_k, top_p=float(top_p))
+    weights = integer_weights(logits, batch)[0].numpy()
+    assert ((weights > 0) == (exact > 0)).all()
+    assert np.abs(weights / weights.sum() - exact).max() < 1e-5
 
 
 def test_temperature_zero_is_the_exact_argmax_beside_sampled_rows():
@@ -93,6 +194,133 @@ def test_a_row_does_not_depend_on_its_place_or_company():
         assert sample(logits[i : i + 1], one).tolist() == [tokens[i]]
 
 
+ONE_ROW = st.tuples(
+    st.sampled_from([0.0, 0.3, 1.0, 7.0]), st.sampled_from([0, 1, 3, 99]),
+    st.sampled_from([0.05, 0.5, 0.9, 1.0]), st.integers(0, 2**64 - 1), st.integers(0, 2**33),
+)  # fmt: skip
+
+
+@given(st.lists(ONE_ROW, min_size=1, max_size=9), st.randoms(), st.integers(0, 99))
+@hypothesis_settings(max_examples=60, deadline=None)
+def test_no_neighbour_and_no_order_changes_a_token(rows, random, seed):
+    """Rows with ties and all kinds of settings, together, in another order, and each alone."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-3, 4, (len(rows), 37), generator=generator).float()
+    temperature, top_k, top_p, seeds, positions = zip(*rows, strict=True)
+    keys = np.array(seeds, dtype=np.uint64)
+    batch = SamplingBatch(keys, *map(np.array, (positions, temperature, top_k, top_p)))
+    together = sample(logits, batch).tolist()
+    order = random.sample(range(len(rows)), len(rows))
+    assert sample(logits[order], rows_of(batch, order)).tolist() == [together[i] for i in order]
+    for i in range(len(rows)):
+        assert sample(logits[i : i + 1], rows_of(batch, [i])).tolist() == [together[i]]
+
+
+def rows_of(batch: SamplingBatch, rows: list[int]) -> SamplingBatch:
+    arrays = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    return replace(batch, **{k: v[rows] for k, v in arrays.items() if isinstance(v, np.ndarray)})
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 20}, {"top_p": 0.8}, {"top_k": 50, "top_p": 0.5}]
+)
+def test_the_vocabularys_order_leaves_the_distribution(options):
+    """Each token's weight goes with it, bit for bit, so the probabilities do."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(8, 301, generator=generator) * 3
+    order = torch.randperm(301, generator=generator)
+    batch = settings(8, **options)
+    weights, permuted = integer_weights(logits, batch), integer_weights(logits[:, order], batch)
+    assert torch.equal(permuted, weights[:, order])
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 1024, 1025, 4099])
+@pytest.mark.parametrize("threads", [2, 3])
+def test_the_number_of_threads_changes_nothing(threads, vocab_size):
+    logits = torch.randn(65, vocab_size, generator=torch.Generator().manual_seed(4)) * 3
+    batch = settings(65, top_p=0.9)
+    batch.top_p[::2], batch.top_k[::3], batch.temperature[::5] = 1.0, 5, 0
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = integer_weights(logits, batch), sample(logits, batch)
+        torch.set_num_threads(threads)
+        more = integer_weights(logits, batch), sample(logits, batch)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(one[0], more[0]) and torch.equal(one[1], more[1])
+
+
+def test_a_mask_leaves_the_allowed_tokens_in_their_proportions():
+    """Against the same logits with minus infinity, and top-k counts the allowed alone."""
+    logits = torch.randn(64, 90, generator=torch.Generator().manual_seed(5))
+    mask = torch.rand(64, 90, generator=torch.Generator().manual_seed(6)) < 0.3
+    before = logits.clone(), mask.clone()
+    for options in ({}, {"top_k": 3}, {"top_p": 0.4}, {"temperature": 0}):
+        tokens = sample(logits, settings(64, **options), mask)
+        assert mask.gather(1, tokens[:, None]).all()
+        hidden = logits.masked_fill(~mask, -torch.inf)
+        assert tokens.tolist() == sample(hidden, settings(64, **options)).tolist()
+    assert tokens.tolist() == hidden.argmax(-1).tolist()
+    assert torch.equal(logits, before[0]) and torch.equal(mask, before[1])
+
+
+def test_a_fully_masked_row_is_a_stated_error_and_its_neighbours_are_drawn():
+    """vLLM 22180: temperature 0 under a grammar's mask is the argmax of what is allowed, and a row
+    that allows nothing says so. What is wrong with the model is told before what is masked."""
+    logits = torch.tensor([[5.0, 1.0, 3.0]]).repeat(4, 1)
+    logits[2, 0], logits[3, 0] = torch.nan, torch.inf
+    mask = torch.tensor([[False, True, True], [False] * 3, [False, True, True], [True] * 3])
+    tokens = sample(logits, settings(4, temperature=0), mask).tolist()
+    assert tokens == [2, NOTHING_LEFT, NOT_NUMBERS, INFINITE]
+    assert "masked" in FAULTS[NOTHING_LEFT] and "infinity" in FAULTS[INFINITE]
+
+
+@pytest.mark.parametrize("mask", [torch.ones(2, 4, dtype=torch.bool), torch.ones(2, 3)])
+def test_a_mask_of_another_shape_or_type_is_refused(mask):
+    with pytest.raises(ValueError, match="must be bool, of the logits' shape"):
+        sample(torch.zeros(2, 3), settings(2), mask)
+
+
+def test_logits_of_half_precision_are_read_as_float32():
+    logits = (torch.randn(16, 50, generator=torch.Generator().manual_seed(7)) * 3).bfloat16()
+    batch = settings(16, top_k=5)
+    assert sample(logits, batch).tolist() == sample(logits.float(), batch).tolist()
+
+
+def test_the_first_attempt_below_the_last_multiple_is_taken():
+    """By hand, with a total of 3 * 2^60: it goes once into 2^62, so words from 3 * 2^60 on are
+    rejected. Where all are, the first is taken as it is."""
+    total = 3 * 2**60
+    words = torch.tensor([
+        [5, total - 1, total, total + 7, total + 4],
+        [6, 8, total - 2, 2**62 - 1, total],
+        [9, 9, 9, 11, total],
+        [9, 9, 9, 9, 2**62 - 1],
+    ])  # fmt: skip
+    target, attempt = below(words, torch.full((5,), total))
+    assert target.tolist() == [5, total - 1, total - 2, 11, 4]
+    assert attempt.tolist() == [0, 0, 1, 2, 0]
+
+
+def test_targets_below_a_total_that_rejects_a_quarter_are_even():
+    """The words favour the lowest third of such a total two to one; rejection takes that away. And
+    totals of 1 and of 2^62 are themselves."""
+    count = 100_000
+    words = torch.from_numpy(rng.target_words(np.arange(count, dtype=np.uint64), np.arange(count)))
+    target, attempt = below(words, torch.full((count,), 3 * 2**60))
+    expected = np.full(300, (1 - 4.0**-4) * count / 300)
+    accepted = (words < 3 * 2**60).any(0)
+    thirds = (target[accepted] // (2**60 // 100)).clamp(max=299)
+    assert fits(
+        np.bincount(thirds.numpy(), minlength=300),
+        expected * accepted.sum().item() / expected.sum(),
+    )
+    assert (attempt == 1).float().mean().item() == pytest.approx(3 / 16, abs=0.01)
+    assert below(words, torch.ones(count, dtype=torch.int64))[0].max() == 0
+    assert torch.equal(below(words, torch.full((count,), 2**62))[0], words[0])
+
+
 def test_rows_that_cannot_be_drawn_say_why_and_the_others_are_drawn():
     """Not numbers, plus infinity, and nothing but minus infinity: three faults of their own row."""
     logits = torch.zeros(5, 5)
@@ -120,3 +348,31 @@ def test_logits_are_not_changed():
     before = logits.clone()
     sample(logits, settings(4, temperature=0.7, top_k=3, top_p=0.5))
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize(
+    "token, value, said",
+    [(3, math.nan, "not numbers"), (3, math.inf, "infinity"), (slice(None), -math.inf, "masked")],
+)
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"top_p": 0.9}, {"n": 2}])
+def test_a_fault_ends_its_own_request_and_says_which(token, value, said, options):
+    """In the engine: the request whose logits are spoilt ends with an error, all samples of it, and
+    the tokens of the other are those that it has alone."""
+    other = g.SamplingParams(temperature=3, seed=5, max_tokens=6)
+    (alone,) = fakes.engine().generate([[4]], other)
+    lm = fakes.FakeLM()
+    lm.model.broken = {200}  # the rows to spoil
+    forward = lm.model.forward
+
+    def spoilt(batch, cache):
+        logits = forward(batch, cache)
+        (rows,) = logits.isnan().any(-1).nonzero(as_tuple=True)
+        logits[rows] = 1.0
+        logits[rows, token] = value
+        return logits
+
+    lm.model.forward = spoilt
+    *bad, good = fakes.engine(lm).generate([[3, 200], [4]], [g.SamplingParams(**options), other])
+    assert len(bad) == options.get("n", 1) and good.token_ids == alone.token_ids
+    for out in bad:
+        assert (out.finish_reason, out.token_ids) == ("error", []) and said in out.message
