@@ -44,7 +44,7 @@ def three_or_seven(found: Reuse, share: float, capacity: float = np.inf) -> floa
 
 
 def sensitivity(
-    medians: tuple[float, ...] = (0.5, 1, 2), shares: tuple[int, ...] = (15, 30, 45)
+    medians: tuple[float, ...] = (0.5, 1, 2), shares: tuple[int, ...] = (10, 20, 40)
 ) -> Table:
     """The cost of 3 days under other assumptions: how soon people come back, and how many."""
     rows = []

@@ -17,10 +17,11 @@ from functools import cached_property
 
 import numpy as np
 
+from g2c_serving.lab.published import value
 from g2c_serving.lab.traffic import AGAIN, BASE_SHARE, MEASURED, ONCE, WARM_UP, Uses
 
 KINDS = 4
-TOKEN_BYTES = 890  # of the global cache, reported for V4.1-Flash (global.bytes_per_token)
+TOKEN_BYTES = int(value("global.bytes_per_token"))  # 890, reported for V4.1-Flash
 
 
 def previous(things: np.ndarray) -> np.ndarray:
