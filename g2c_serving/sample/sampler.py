@@ -8,7 +8,9 @@ cannot change the token.
            -> 0 for what top-k and top-p leave out                   still in vocabulary order
            -> cumulative sum, target even in [0, total)              the first token beyond it
 
-The ties: of equal logits the lower id comes first, in the argmax, in top-k and in top-p.
+Of equal logits the lower id comes first, in the argmax, in top-k and in top-p. Top-k keeps exactly
+k tokens. Top-p is compared with a share of the integer total, in whole numbers, top_p read to nine
+decimals; a sum that misses it by a millionth reaches it, since float32 logits say no more.
 Temperature 0 is not a branch: it is clamped to 1e-5 as in DeepInfer's `fused_sample.py` (Brief,
 section 3), and its row keeps one token, so that the result is the exact argmax.
 
@@ -32,7 +34,7 @@ MIN_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 1e30  # all tokens alike; float32 still holds it
 WEIGHT_BITS = 32  # the likeliest token weighs 2^32; one less likely by 2^33 is never drawn
 TOP_P_UNIT = 10**9  # top_p counts in these: nine decimals, as the user wrote them
-TOP_P_SLACK = 1000  # a sum that misses top_p by a millionth reaches it: float32 says no more
+TOP_P_SLACK = 1000  # a millionth, see above
 
 NOT_NUMBERS, INFINITE, NOTHING_LEFT = -1, -2, -3  # in place of a token
 FAULTS = {
@@ -80,28 +82,36 @@ def sample(
     ledger  keeps a record of the draws
     ValueError for a mask of another shape or type.
     """
-    if logits.device.type == "mps":  # it has no float64
+    scores, faults = _readable(logits, mask)
+    weights = integer_weights(scores, batch)  # (M, V)
+    cumulative = weights.cumsum_(-1)  # in place: fresh memory costs more than arithmetic
+    total = cumulative[:, -1].clamp(min=1)  # (M,); a row with a fault may have any
+    words = rng.target_words(batch.seeds, batch.positions, batch.use, batch.lane)
+    target, attempt = below(torch.from_numpy(words).to(scores.device), total)
+    tokens = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]  # (M,)
+    tokens = torch.where(faults < 0, faults, tokens)
+    if ledger is not None:
+        counters = rng.counters(batch.positions, batch.use, attempt.cpu().numpy(), batch.lane)
+        facts = (batch.seeds, batch.positions, batch.use, counters)
+        ledger.record(*facts, target, cumulative, tokens)
+    return tokens
+
+
+def _readable(logits: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits (M, V) in float32 or better, masked, and the fault of each row (M,), 0 for none.
+    What is wrong with the model's logits is told before what is masked."""
+    if logits.device.type == "mps":  # not all that follows has a kernel there
         logits = logits.cpu()
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
     top = scores.amax(-1)  # (M,), NaN where any is
     faults = torch.where(top == torch.inf, INFINITE, torch.where(top.isnan(), NOT_NUMBERS, 0))
     if mask is not None:
-        scores = _masked(scores, mask)
+        if mask.shape != scores.shape or mask.dtype != torch.bool:
+            raise ValueError(f"mask of shape {tuple(mask.shape)} and {mask.dtype} must be bool, of "
+                             f"the logits' shape {tuple(scores.shape)}")  # fmt: skip
+        scores = scores.masked_fill(~mask.to(scores.device), -torch.inf)
         top = scores.amax(-1)
-    faults = torch.where((faults == 0) & (top == -torch.inf), NOTHING_LEFT, faults)
-    weights = integer_weights(scores, batch)  # (M, V)
-    cumulative = weights.cumsum_(-1)  # in place: fresh memory costs more than arithmetic
-    total = cumulative[:, -1].clamp(min=1)  # (M,); a row with a fault may have any
-    words = rng.target_words(batch.seeds, batch.positions, batch.use, batch.lane)
-    target, attempt = below(torch.from_numpy(words).to(logits.device), total)
-    tokens = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]  # (M,)
-    tokens = torch.where(faults < 0, faults, tokens)
-    if ledger is not None:
-        attempts = attempt.cpu().numpy()
-        counters = rng.counters(batch.positions, batch.use, attempts, batch.lane)
-        facts = (batch.seeds, batch.positions, batch.use, counters)
-        ledger.record(*facts, target, cumulative, tokens)
-    return tokens
+    return scores, torch.where((faults == 0) & (top == -torch.inf), NOTHING_LEFT, faults)
 
 
 def integer_weights(scores: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
@@ -113,14 +123,21 @@ def integer_weights(scores: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     scaled = scores - scores.amax(-1, keepdim=True)  # at most 0: no division overflows upwards
     scaled /= temperature.to(scores.device, scores.dtype)[:, None]  # (M, V)
     weights = scaled.exp_().mul_(2.0**WEIGHT_BITS).round_().long()
-    vocab_size = scores.shape[1]
     top_k = np.where(batch.temperature == 0, 1, batch.top_k)
+    return _filter(weights, scores, top_k, np.rint(batch.top_p * TOP_P_UNIT).astype(np.int64))
+
+
+def _filter(
+    weights: torch.Tensor, scores: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray
+) -> torch.Tensor:
+    """Set to zero, in `weights` (M, V), what top-k and top-p leave out. Rows of a kind go together,
+    so that none is sorted for the sake of a neighbour."""
+    vocab_size = scores.shape[1]
     top_k = np.where(top_k > 0, top_k, vocab_size).clip(max=vocab_size)
-    top_p = np.rint(batch.top_p * TOP_P_UNIT).astype(np.int64)
-    one, all_ = top_k == 1, top_k == vocab_size
-    for chosen in (one, ~one & ~all_, all_ & (top_p < TOP_P_UNIT)):  # only the last sorts it all
+    one, few = top_k == 1, (top_k > 1) & (top_k < vocab_size)
+    for chosen in (one, few, ~one & ~few & (top_p < TOP_P_UNIT)):
         (rows,) = chosen.nonzero()
-        if len(rows) == len(weights):
+        if len(rows) == len(chosen):
             weights *= _keep(scores, weights, top_k, top_p)
         elif len(rows):
             index = torch.from_numpy(rows).to(scores.device)
@@ -134,19 +151,12 @@ def below(words: torch.Tensor, totals: torch.Tensor) -> tuple[torch.Tensor, torc
 
     words (ATTEMPTS, M) in [0, 2^62), of `rng.target_words`; totals (M,) int64, from 1.
     A word is rejected at or above the last multiple of the total: there a remainder would favour
-    the small targets. A total is below V * 2^32, so one attempt in 2^15 or more is rejected at
-    V = 32,768, and all four once in 2^60 draws; then the first is taken as it is.
+    the small targets. A total is at most V * 2^32, so at V = 32,768 fewer than one attempt in 2^15
+    is rejected, and all four in fewer than one draw in 2^60; then the first is taken as it is.
     """
     end = 2**rng.TARGET_BITS // totals * totals  # (M,)
     attempt = (words < end).byte().argmax(0)  # (M,), the first that is accepted
     return words.gather(0, attempt[None])[0] % totals, attempt
-
-
-def _masked(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    if mask.shape != scores.shape or mask.dtype != torch.bool:
-        raise ValueError(f"mask of shape {tuple(mask.shape)} and {mask.dtype} must be bool, of "
-                         f"the logits' shape {tuple(scores.shape)}")  # fmt: skip
-    return scores.masked_fill(~mask.to(scores.device), -torch.inf)
 
 
 def _keep(
