@@ -12,6 +12,7 @@ from chi_square import fits
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 import g2c_serving as g
 from g2c_serving.sample import rng
@@ -376,3 +377,31 @@ def test_a_fault_ends_its_own_request_and_says_which(token, value, said, options
     assert len(bad) == options.get("n", 1) and good.token_ids == alone.token_ids
     for out in bad:
         assert (out.finish_reason, out.token_ids) == ("error", []) and said in out.message
+
+
+class Refusing(TorchFunctionMode):
+    """Stops at whatever would make a device wait: a tensor's value read by Python, or a shape that
+    depends on one."""
+
+    NAMES = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy", "nonzero",
+             "masked_select", "unique", "cpu", "__contains__", "equal", "argwhere")  # fmt: skip
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        assert getattr(func, "__name__", "") not in self.NAMES, func
+        if getattr(func, "__name__", "") in ("__getitem__", "__setitem__"):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            assert not any(getattr(i, "dtype", None) == torch.bool for i in index)
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_waits_for_a_tensors_value():
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(9))
+    batch = settings(6, top_p=0.9)
+    batch.temperature[0], batch.top_k[1], batch.top_p[2:4] = 0, 5, 1.0
+    mask = torch.ones(6, 40, dtype=torch.bool)
+    with Refusing():
+        tokens = sample(logits, batch, mask)
+        plain = sample(logits, settings(6))
+        with pytest.raises(AssertionError):
+            bool(tokens[0] == 3)
+    assert tokens.shape == plain.shape == (6,)

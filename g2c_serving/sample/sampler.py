@@ -33,6 +33,7 @@ from g2c_serving.sample.ledger import Ledger
 MIN_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 1e30  # all tokens alike; float32 still holds it
 WEIGHT_BITS = 32  # the likeliest token weighs 2^32; one less likely by 2^33 is never drawn
+NO_WEIGHT = -40.0  # exp of it times 2^32 is far below a half
 TOP_P_UNIT = 10**9  # top_p counts in these: nine decimals, as the user wrote them
 TOP_P_SLACK = 1000  # a millionth, see above
 
@@ -103,15 +104,16 @@ def _readable(logits: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Te
     if logits.device.type == "mps":  # not all that follows has a kernel there
         logits = logits.cpu()
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    top = scores.amax(-1)  # (M,), NaN where any is
-    faults = torch.where(top == torch.inf, INFINITE, torch.where(top.isnan(), NOT_NUMBERS, 0))
+    best = top = scores.amax(-1)  # (M,), NaN where any is
     if mask is not None:
         if mask.shape != scores.shape or mask.dtype != torch.bool:
             raise ValueError(f"mask of shape {tuple(mask.shape)} and {mask.dtype} must be bool, of "
                              f"the logits' shape {tuple(scores.shape)}")  # fmt: skip
         scores = scores.masked_fill(~mask.to(scores.device), -torch.inf)
-        top = scores.amax(-1)
-    return scores, torch.where((faults == 0) & (top == -torch.inf), NOTHING_LEFT, faults)
+        best = scores.amax(-1)
+    faults = torch.where(best == -torch.inf, NOTHING_LEFT, 0)
+    faults = torch.where(top == torch.inf, INFINITE, faults)
+    return scores, torch.where(top.isnan(), NOT_NUMBERS, faults)
 
 
 def integer_weights(scores: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
@@ -122,6 +124,7 @@ def integer_weights(scores: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     temperature = torch.from_numpy(batch.temperature.clip(MIN_TEMPERATURE, MAX_TEMPERATURE))
     scaled = scores - scores.amax(-1, keepdim=True)  # at most 0: no division overflows upwards
     scaled /= temperature.to(scores.device, scores.dtype)[:, None]  # (M, V)
+    scaled.clamp_(min=NO_WEIGHT)  # minus infinity too: exp is slow where it underflows
     weights = scaled.exp_().mul_(2.0**WEIGHT_BITS).round_().long()
     top_k = np.where(batch.temperature == 0, 1, batch.top_k)
     return _filter(weights, scores, top_k, np.rint(batch.top_p * TOP_P_UNIT).astype(np.int64))
