@@ -1,4 +1,4 @@
-"""The shipped model does what `data/README.md` says, on a smaller sample; the counting is right."""
+"""The shipped models do what `data/README.md` says, on a smaller sample; the counting is right."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ def engine() -> g.Engine:
     return g.Engine(g.load("tiny"), g.EngineConfig(num_blocks=1024))
 
 
-def test_stories_of_the_shipped_model_parse_and_keep_their_facts(engine: g.Engine) -> None:
+@pytest.mark.parametrize("name", ["tiny", "tiny-window"])
+def test_stories_of_the_shipped_models_parse_and_keep_their_facts(name: str) -> None:
+    engine = g.Engine(g.load(name), g.EngineConfig(num_blocks=1024))
     found = [grammar.facts(text) for text in quality.sample_stories(engine, 40)]
     assert sum(map(bool, found)) >= 36
     assert sum(story.get("hero") is True for story in found) >= 34
@@ -26,8 +28,9 @@ def test_the_same_seeds_give_the_same_stories(engine: g.Engine) -> None:
     assert quality.sample_stories(engine, 4) == quality.sample_stories(engine, 4)
 
 
-def test_tool_calls_and_answers_of_the_shipped_model() -> None:
-    scores = {s.name: s for s in quality.measure("tiny", stories=4, calls=20).scores}
+@pytest.mark.parametrize("name", ["tiny", "tiny-window"])
+def test_tool_calls_and_answers_of_the_shipped_models(name: str) -> None:
+    scores = {s.name: s for s in quality.measure(name, stories=4, calls=20).scores}
     assert scores["tool prompt: marker, then valid JSON"].share >= 0.9
     assert scores["second turn of a chat: what the first told"].share >= 0.7
 

@@ -86,6 +86,16 @@ def test_float32_is_exact_but_for_its_rounding() -> None:
     assert found.largest[1] < 1e-3 < found.largest[0]
 
 
+def test_the_shipped_model_loses_little_by_a_window_and_nothing_by_124_tokens() -> None:
+    """4 window layers of 32 tokens reach 4 * 31 back. What is below that is no exact memo."""
+    nothing, window, less, reach = range(4)
+    found = measure_replay(g.load("tiny-window"), (0, 32, 120, 124), contexts=4)
+    assert found.reach == 124 and found.config.window == 32
+    assert found.kl[nothing] > 0.1 > 0.01 > found.kl[window] > 1e-6
+    assert found.largest[window] > 0.1 > found.largest[less] > 1e-8 > 1e-10 > found.largest[reach]
+    assert found.state[window, -1].mean() > 0.1 and found.state[reach].max() < 1e-10
+
+
 def test_what_cannot_be_replayed_is_refused() -> None:
     with pytest.raises(ValueError, match="no window layers"):
         measure_replay(random_lm())
@@ -100,7 +110,7 @@ def even() -> ReplayErrors:
 
 def test_the_panel_moves_fast_and_says_what_it_shows() -> None:
     panel = replay_panel(even())
-    assert "The last 8 tokens replayed: no exact memo" in panel.text
+    assert "The last 8 tokens replayed, as the hit rule has it: no exact memo" in panel.text
     assert "Window layer 3 (block 3 of the model)" in panel.text
     texts = set()
     for name, values in (("length", (0, 4, 8, 20, 24)), ("depth", (1, 2, 3))):

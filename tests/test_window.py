@@ -21,7 +21,8 @@ from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.model import ModelConfig, Transformer
 from g2c_serving.lab.gpt2 import to_gpt2
 from g2c_serving.lab.one_user import OneUserModel
-from g2c_serving.train.gpt import DEFAULT_CONFIG
+from g2c_serving.paths import DATA
+from g2c_serving.train.gpt import DEFAULT_CONFIG, WINDOW_CONFIG
 
 KeysValues = list[tuple[torch.Tensor, torch.Tensor]]  # (T, H, d) of each layer
 LAYERS = (0, 2, 3)  # the window layers of the models here, of 5
@@ -342,6 +343,21 @@ def test_a_folder_with_a_wrong_window_is_refused(tmp_path) -> None:
     save_window_lm(tmp_path, window_layers=[7])
     with pytest.raises(ValueError, match=r"config\.json.*window_layers=7.*from 0 to 4"):
         g.load(tmp_path / "models" / "w")
+
+
+def test_the_shipped_window_model() -> None:
+    """Right values: the shape that the trainer names, and the dense reference."""
+    lm = g.load("tiny-window")
+    shape = WINDOW_CONFIG | {"window_layers": tuple(WINDOW_CONFIG["window_layers"])}
+    assert {name: getattr(lm.config, name) for name in shape} == shape
+    text = lm.tokenizer.encode("Once upon a time there was a little " * 30)[:150]
+    [found] = through_pages(lm, [text], [[(0, 90)], [(0, 59)], [(0, 1)]], 16, torch.float64)
+    torch.testing.assert_close(found, dense(lm, text)[0], rtol=0, atol=1e-10)
+
+
+def test_all_shipped_models_stay_below_20_mb() -> None:
+    files = (DATA / "models").rglob("*.safetensors")
+    assert sum(path.stat().st_size for path in files) < 20e6
 
 
 def test_models_without_a_window_are_as_they_were() -> None:

@@ -111,6 +111,8 @@ def _shown(values: np.ndarray) -> np.ndarray:
 def _outputs(errors: ReplayErrors, i: int) -> str:
     length, largest = errors.lengths[i], errors.largest[i]
     replayed = "Nothing replayed" if length == 0 else f"The last {length} tokens replayed"
+    if length == errors.config.window:
+        replayed += ", as the hit rule has it"
     if largest < ROUNDING:
         left = "bit for bit" if largest == 0 else f"but for rounding ({largest:.0e} in a logit)"
         return (
