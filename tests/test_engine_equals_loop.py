@@ -180,7 +180,7 @@ def test_seeded_samples_are_the_loops_with_the_same_coin(i):
         scaled = (logits.numpy() - logits.numpy().max()) / params.temperature
         weights = [round(w * 2**32) for w in np.exp(scaled).tolist()]
         low, high, *_ = rng.draw(np.array([params.seed], dtype=np.uint64), np.array([position]))[0]
-        target = ((int(low) << 32 | int(high)) >> 2) % sum(weights)
+        target = ((int(low) << 32 | int(high)) >> 2) * sum(weights) >> 62
         position += 1
         return next(i for i, total in enumerate(itertools.accumulate(weights)) if total > target)
 

@@ -26,7 +26,7 @@ def test_a_ledger_notes_what_each_token_was_drawn_with():
         assert (draw.position, draw.use, draw.seed, draw.token) == (i * 7, "sample", i, token)
         assert draw.counter == (i * 21, 0, 0, 0)
         first, second, *_ = rng.philox(batch.seeds[i : i + 1], np.array([draw.counter]))[0].tolist()
-        assert draw.target == ((first << 32) + second) // 4 % draw.total
+        assert draw.target == ((first << 32) + second) // 4 * draw.total // 2**62
         assert (draw.total, draw.weight) == (sum(weights[i]), weights[i][token])
         assert 0 <= draw.target - sum(weights[i][:token]) < draw.weight
     assert ledger.of(99) == []

@@ -289,37 +289,50 @@ def test_logits_of_half_precision_are_read_as_float32():
     assert sample(logits, batch).tolist() == sample(logits.float(), batch).tolist()
 
 
-def test_the_first_attempt_below_the_last_multiple_is_taken():
-    """By hand, with a total of 3 * 2^60: it goes once into 2^62, so words from 3 * 2^60 on are
-    rejected. Where all are, the first is taken as it is."""
-    total = 3 * 2**60
-    words = torch.tensor([
-        [5, total - 1, total, total + 7, total + 4],
-        [6, 8, total - 2, 2**62 - 1, total],
-        [9, 9, 9, 11, total],
-        [9, 9, 9, 9, 2**62 - 1],
-    ])  # fmt: skip
-    target, attempt = below(words, torch.full((5,), total))
-    assert target.tolist() == [5, total - 1, total - 2, 11, 4]
-    assert attempt.tolist() == [0, 0, 1, 2, 0]
+WORDS = st.lists(st.one_of(st.integers(0, 2**62 - 1), st.integers(0, 9)), min_size=4, max_size=4)
+TOTALS = st.one_of(st.integers(1, 2**60), st.integers(0, 60).map(lambda bits: 2**bits))
 
 
-def test_targets_below_a_total_that_rejects_a_quarter_are_even():
-    """The words favour the lowest third of such a total two to one; rejection takes that away. And
-    totals of 1 and of 2^62 are themselves."""
-    count = 100_000
+@given(WORDS, TOTALS)
+@hypothesis_settings(max_examples=500, deadline=None)
+def test_the_first_word_that_is_not_rejected_gives_the_target(words, total):
+    """Against Python's own integers, of any size."""
+    products = [word * total for word in words]
+    accepted = [i for i, p in enumerate(products) if p % 2**62 >= 2**62 % total]
+    first = accepted[0] if accepted else 0
+    target, attempt = below(torch.tensor(words)[:, None], torch.tensor([total]))
+    assert (target.item(), attempt.item()) == (products[first] >> 62, first)
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 5, 6, 7, 100, 255])
+def test_each_target_gets_as_many_words_as_any_other(total):
+    """The rule on 8 bits, where all 256 words can be counted: as many for each target, and only as
+    many are rejected as do not go up evenly."""
+    products = [word * total for word in range(256)]
+    targets = [p >> 8 for p in products if p % 256 >= 256 % total]
+    assert np.bincount(targets, minlength=total).tolist() == [256 // total] * total
+
+
+def test_a_last_bit_of_the_total_moves_the_target_by_at_most_as_much():
+    """A request's total differs in its last bits with its company, in the ordinary mode: a target
+    taken as a remainder would be another one altogether."""
+    words = torch.from_numpy(rng.target_words(np.arange(1000, dtype=np.uint64), np.arange(1000)))
+    one, other = (below(words, torch.full((1000,), 2**36 + d))[0] for d in (0, 37))
+    assert 0 <= (other - one).min() and (other - one).max() <= 37
+
+
+def test_the_targets_of_a_total_that_rejects_many_words_are_even():
+    """Below 3 * 2^58, of each three targets in a row the first has 6 words of 16 and the others 5:
+    a chi-square over their places tells that from even. One word in 16 is rejected."""
+    count, total = 100_000, 3 * 2**58
     words = torch.from_numpy(rng.target_words(np.arange(count, dtype=np.uint64), np.arange(count)))
-    target, attempt = below(words, torch.full((count,), 3 * 2**60))
-    expected = np.full(300, (1 - 4.0**-4) * count / 300)
-    accepted = (words < 3 * 2**60).any(0)
-    thirds = (target[accepted] // (2**60 // 100)).clamp(max=299)
-    assert fits(
-        np.bincount(thirds.numpy(), minlength=300),
-        expected * accepted.sum().item() / expected.sum(),
-    )
-    assert (attempt == 1).float().mean().item() == pytest.approx(3 / 16, abs=0.01)
+    target, attempt = below(words, torch.full((count,), total))
+    assert fits(np.bincount(target.numpy() % 3, minlength=3), np.full(3, count / 3))
+    assert not fits(np.array([6, 5, 5]) * count / 16, np.full(3, count / 3))
+    assert fits(np.bincount((target // (total // 300)).numpy()), np.full(300, count / 300))
+    assert (attempt > 0).float().mean().item() == pytest.approx(1 / 16, abs=0.005)
     assert below(words, torch.ones(count, dtype=torch.int64))[0].max() == 0
-    assert torch.equal(below(words, torch.full((count,), 2**62))[0], words[0])
+    assert torch.equal(below(words, torch.full((count,), 2**60))[0], words[0] >> 2)
 
 
 def test_rows_that_cannot_be_drawn_say_why_and_the_others_are_drawn():

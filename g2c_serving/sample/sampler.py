@@ -37,6 +37,8 @@ NO_WEIGHT = -40.0  # exp of it times 2^32 is far below a half
 TOP_P_UNIT = 10**9  # top_p counts in these: nine decimals, as the user wrote them
 TOP_P_SLACK = 1000  # a millionth, see above
 
+LIMB = 2**31 - 1  # the lower half of 62 bits
+
 NOT_NUMBERS, INFINITE, NOTHING_LEFT = -1, -2, -3  # in place of a token
 FAULTS = {
     NOT_NUMBERS: "the model gave logits that are not numbers",
@@ -152,14 +154,23 @@ def below(words: torch.Tensor, totals: torch.Tensor) -> tuple[torch.Tensor, torc
     """Targets (M,), each number in [0, total) exactly as likely as the others, and the attempts
     (M,) that they were taken from.
 
-    words (ATTEMPTS, M) in [0, 2^62), of `rng.target_words`; totals (M,) int64, from 1.
-    A word is rejected at or above the last multiple of the total: there a remainder would favour
-    the small targets. A total is at most V * 2^32, so at V = 32,768 fewer than one attempt in 2^15
-    is rejected, and all four in fewer than one draw in 2^60; then the first is taken as it is.
+    words (ATTEMPTS, M) in [0, 2^62), of `rng.target_words`; totals (M,) int64, from 1 to 2^60.
+    The target is word * total / 2^62, rounded down, which stays where it is when a total changes in
+    its last bits; a remainder would leap. Some targets would get one word more than the others, so
+    the words whose product leaves less than 2^62 % total are rejected (Lemire, "Fast random integer
+    generation in an interval", 2019). A total is at most V * 2^32: at V = 32,768 fewer than one
+    attempt in 2^15 is rejected, and all four in fewer than one draw in 2^60; then the first is
+    taken as it is.
     """
-    end = 2**rng.TARGET_BITS // totals * totals  # (M,)
-    attempt = (words < end).byte().argmax(0)  # (M,), the first that is accepted
-    return words.gather(0, attempt[None])[0] % totals, attempt
+    high, low = words >> 31, words & LIMB  # (ATTEMPTS, M); a product of two has 62 bits
+    total_high, total_low = totals >> 31, totals & LIMB  # (M,)
+    ones = total_low * low
+    middle = total_high * low + (ones >> 31)
+    more = total_low * high + (middle & LIMB)
+    target = total_high * high + (middle >> 31) + (more >> 31)  # (ATTEMPTS, M)
+    left = (more & LIMB) << 31 | ones & LIMB  # the product's lower 62 bits
+    attempt = (left >= 2**rng.TARGET_BITS % totals).byte().argmax(0)  # (M,), the first accepted
+    return target.gather(0, attempt[None])[0], attempt
 
 
 def _keep(
