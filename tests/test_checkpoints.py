@@ -98,7 +98,8 @@ def logits_of(lm: g.LanguageModel, ids: list[int]) -> torch.Tensor:
     """Logits (V,) after `ids`, through the engine's own forward pass."""
     seen = []
     engine = g.Engine(lm, g.EngineConfig(num_blocks=4))
-    engine._sample = lambda scheduled, logits: seen.append(logits) or [0]
+    draw = engine._sample
+    engine._sample = lambda scheduled, logits: seen.append(logits) or draw(scheduled, logits)
     engine.generate([ids], g.SamplingParams(max_tokens=1))
     return seen[0][0]
 
