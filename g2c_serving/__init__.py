@@ -10,6 +10,8 @@ from g2c_serving.forward.inflate import inflate
 from g2c_serving.history import EngineStats, StepRecord
 from g2c_serving.process.tokenizer import Reserved, Text, Tokenizer
 from g2c_serving.request import Request, RequestOutput, SamplingParams
+from g2c_serving.sample.ledger import Ledger
+from g2c_serving.sample.logprobs import TokenLogprobs
 from g2c_serving.schedule.cost_model import CostModel, StepShape
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "EngineConfig",
     "EngineStats",
     "LanguageModel",
+    "Ledger",
     "Request",
     "RequestOutput",
     "Reserved",
@@ -25,6 +28,7 @@ __all__ = [
     "StepRecord",
     "StepShape",
     "Text",
+    "TokenLogprobs",
     "Tokenizer",
     "inflate",
     "load",
