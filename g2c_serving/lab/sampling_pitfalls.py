@@ -50,12 +50,12 @@ def sum_in_blocks(weights: np.ndarray, block: int = 32) -> np.ndarray:
     return inside.ravel()
 
 
-def order_changes_token(weights: np.ndarray) -> Parting | None:
+def order_changes_token(weights: np.ndarray, block: int = 32) -> Parting | None:
     """Where the two ways of summing the same numbers part most; None where they never do.
 
     weights (V,), of any dtype: give it probabilities, and then the same as whole numbers.
     """
-    a_row, blocks = weights.cumsum(dtype=weights.dtype), sum_in_blocks(weights)
+    a_row, blocks = weights.cumsum(dtype=weights.dtype), sum_in_blocks(weights, block)
     apart = a_row != blocks
     if not apart.any():
         return None

@@ -1,0 +1,124 @@
+"""The pictures of notebook 03's integer half: filters, targets, orders of summation."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from small_models import random_lm
+
+from g2c_serving.lab import filters, remainders, sum_order
+
+LOGITS = torch.log(torch.tensor([0.3, 0.1, 0.1, 0.5]))
+
+
+# ---- filters ----
+
+
+@pytest.mark.parametrize(
+    "settings, kept",
+    [
+        (dict(temperature=1.0, top_k=0, top_p=1.0), [0, 1, 2, 3]),
+        (dict(temperature=1.0, top_k=0, top_p=0.8), [0, 3]),  # transformers 18976
+        (dict(temperature=1.0, top_k=3, top_p=1.0), [0, 1, 3]),  # the lowest id of a tie
+        (dict(temperature=1.0, top_k=2, top_p=0.5), [3]),
+        (dict(temperature=0.0, top_k=0, top_p=1.0), [3]),
+    ],
+)
+def test_what_stays(settings, kept):
+    drawn = filters.draw(LOGITS, **settings, seed=7, position=5)
+    assert drawn.weights.nonzero()[0].tolist() == kept and drawn.kept == len(kept)
+    assert drawn.unfiltered.nonzero()[0].tolist() == (
+        [3] if settings["temperature"] == 0 else [0, 1, 2, 3]
+    )
+
+
+def test_the_token_is_the_first_whose_sum_is_above_the_target():
+    seen = set()
+    for seed in range(50):
+        drawn = filters.draw(LOGITS, 1.0, 0, 1.0, seed, position=5)
+        sums = np.cumsum(drawn.weights)
+        assert 0 <= drawn.target < drawn.total == sums[-1]
+        assert drawn.token == int((sums > drawn.target).argmax())
+        seen.add(drawn.token)
+    assert len(seen) == 4
+
+
+def test_temperature_is_a_power_of_the_odds():
+    warm = filters.draw(LOGITS, 0.5, 0, 1.0, 7, 5).weights
+    assert warm[3] / warm[0] == pytest.approx((0.5 / 0.3) ** 2, rel=1e-6)
+
+
+def test_the_filters_panel():
+    lm = random_lm(vocab_size=266)
+    panel = filters.panel(lm, prompt="abc")
+    assert " of 266 tokens stay" in panel.text
+    panel.controls["top_k"].value = 1
+    assert (
+        panel.text.startswith("1 of 266 tokens stay") and "has 100.0% of what stays" in panel.text
+    )
+
+
+# ---- targets ----
+
+
+def test_all_words_counted_by_hand():
+    """256 words over 100 targets: the remainder favours the first 56; the product gives the same
+    number of them one word more, spread out; rejection gives two words to each."""
+    assert remainders.counts(100, 8, "remainder").tolist() == [3] * 56 + [2] * 44
+    product = remainders.counts(100, 8, "product")
+    assert sorted(product.tolist()) == [2] * 44 + [3] * 56 and set(product[:4]) == {2, 3}
+    assert remainders.counts(100, 8, "product, with rejection").tolist() == [2] * 100
+
+
+@pytest.mark.parametrize("bits, total", [(4, 2), (5, 7), (8, 99), (10, 64), (4, 16)])
+def test_rejection_is_fair_and_throws_away_the_rest(bits, total):
+    counts = remainders.counts(total, bits, remainders.RULES[2])
+    assert counts.tolist() == [2**bits // total] * total
+    for word in range(2**bits):
+        exact = math.floor(Fraction(word * total, 2**bits))
+        assert remainders.targets(total, bits, remainders.RULES[2])[word] in (exact, -1)
+
+
+def test_the_remainders_panel():
+    panel = remainders.panel()
+    assert "the first come 3 times, the last 2. With rejection 56 words" in panel.text
+    assert (
+        "word 255 moves from 55 to 53 as a remainder and from 99 to 100 as a product" in panel.text
+    )
+    panel.controls["bits"].value, panel.controls["total"].value = 4, 100
+    assert panel.text.startswith("16 words, 16 targets")
+
+
+# ---- orders of summation ----
+
+
+@pytest.mark.parametrize(
+    "kind, apart", [("float32", True), ("float64", True), ("whole numbers", False)]
+)
+def test_floats_depend_on_the_order_and_whole_numbers_do_not(kind, apart):
+    _, found = sum_order.sums_apart(kind, seed=0, block=32)
+    assert (np.abs(found).max() > 0) == apart
+    assert np.abs(found).max() < 1e-5
+
+
+def test_the_briefs_sum_in_two_orders():
+    """The Brief's own lines, with its own seed."""
+    torch.manual_seed(0)
+    x = torch.randn(100_000)
+    a, b = x.sum(), x.view(1000, 100).sum(1).sum()
+    assert (
+        sum_order.sums_of_a_hundred_thousand() == f"{torch.equal(a, b)}, {(a - b).item():.3g} apart"
+    )
+
+
+def test_the_order_panel():
+    panel = sum_order.panel()
+    assert panel.text.startswith("float32, blocks of 32") and "draws token" in panel.text
+    panel.controls["kind"].value = "whole numbers"
+    assert "every target gives the same token" in panel.text
+    panel.controls["block"].value = 256
+    assert panel.error is None
