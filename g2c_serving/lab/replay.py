@@ -72,13 +72,15 @@ def _draw(figure: Figure, errors: ReplayErrors) -> dict[str, Any]:
     left.set(xlabel="tokens replayed", title="What follows the hit")
     for place, name in ((window, f"W = {window}"), (errors.reach, f"k (W - 1) = {errors.reach}")):
         left.axvline(place, color=GREY, linewidth=1, linestyle="-")
-        left.text(place + 1, FLOOR * 2, name, fontsize=9, rotation=90)
+        left.text(place + 1, 3e-5, name, fontsize=9, rotation=90, va="top")
     for k, values in enumerate((errors.largest, errors.kl)):
         left.plot(lengths, _shown(values), **{**line(k), "marker": ""})
     now = [left.plot([], [], **line(k), label=name)[0] for k, name in enumerate(CURVES)]
     (of_layer,) = left.plot([], [], **{**line(2), "marker": ""})
-    left.legend(handles=now, loc="lower left", fontsize=9, bbox_to_anchor=(0.24, 0.02))
+    look = {"frameon": True, "framealpha": 1, "edgecolor": "white"}  # over the line at W
+    left.legend(handles=now, loc="lower left", fontsize=9, **look)
     right.set(xlim=(1 - window, -1), xlabel="position, from the end of the hit")
+    right.set_xticks(range(5 - window // 5 * 5, 0, 5))  # the first one clear of the left picture
     right.set_title("The rebuilt state")
     others = [right.plot([], [], color=GREY, linewidth=1, linestyle="-")[0] for _ in range(
         len(errors.config.window_layers))]  # fmt: skip
