@@ -24,6 +24,8 @@ class EngineConfig:
     enable_prefix_caching    requests reuse the blocks of earlier ones with the same beginning
     cache_dir, cache_bytes   a folder, and how much of it: blocks outlive the engine (needs the
                              above). Several engines may share one folder
+    batch_invariant          a request's logits are the same bits in any company (needs the cpu);
+                             DeepInfer's DEEPINFER_BATCH_INVARIANT=1
     step_time_budget_ms      aim of a step's time: prefill chunks shrink to fit (needs cost_model)
     cost_model               a fitted `CostModel`
     """
@@ -37,6 +39,7 @@ class EngineConfig:
     enable_prefix_caching: bool = False
     cache_dir: str | Path | None = None
     cache_bytes: int = 0
+    batch_invariant: bool = False
     step_time_budget_ms: float | None = None
     cost_model: CostModel | None = None
 
@@ -47,6 +50,7 @@ class EngineConfig:
             raise ValueError(f"dtype={self.dtype!r} must be one of {sorted(DTYPES)}")
         _require_device(self.device)
         self._check_cache()
+        self._check_invariance()
         if self.cost_model is not None and not isinstance(self.cost_model, CostModel):
             raise ValueError(f"cost_model={self.cost_model!r} must be a CostModel, or None")
         if self.step_time_budget_ms is not None:
@@ -68,6 +72,15 @@ class EngineConfig:
             raise ValueError(
                 f"cache_dir={str(self.cache_dir)!r} needs enable_prefix_caching=True: the disk "
                 "keeps what the prefix cache finds"
+            )
+
+    def _check_invariance(self) -> None:
+        if not isinstance(self.batch_invariant, bool):
+            raise ValueError(f"batch_invariant={self.batch_invariant!r} must be True or False")
+        if self.batch_invariant and self.device != "cpu":
+            raise ValueError(
+                f"batch_invariant=True needs device='cpu', not {self.device!r}: the order of sums "
+                "is fixed for the processor's kernels alone"
             )
 
     def _check_budget(self, budget: float) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from g2c_serving.config import DTYPES, EngineConfig
+from g2c_serving.forward.batch_invariance import BatchInvariant
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.model import Transformer
 from g2c_serving.schedule.block_manager import BlockManager
@@ -16,14 +17,17 @@ LAYOUT_VERSION = 1  # of a block's bytes, as `KVCache.export_blocks` gives them
 
 
 def make_model(lm: LanguageModel, config: EngineConfig) -> Transformer:
-    """The model at the precision and on the device of `config`. TypeError for other objects."""
+    """The model at the precision, on the device and with the numerics of `config`. TypeError for
+    other objects."""
     if not hasattr(lm, "weights"):
         raise TypeError(f"lm is {lm!r}: pass a loaded model, for example g2c_serving.load('tiny')")
     if not isinstance(config, EngineConfig):
         raise TypeError(f"config is {config!r}: pass an EngineConfig(...)")
     if (config.dtype, config.device) == ("float32", "cpu"):
-        return lm.model
-    return Transformer(lm.config, lm.weights, DTYPES[config.dtype], config.device)
+        model = lm.model
+    else:
+        model = Transformer(lm.config, lm.weights, DTYPES[config.dtype], config.device)
+    return model.with_numerics(BatchInvariant()) if config.batch_invariant else model
 
 
 def make_prefix_cache(
@@ -40,19 +44,21 @@ def make_prefix_cache(
         window=lm.config.window,
         global_layers=[layer for layer, windowed in layers if not windowed],
         window_layers=[layer for layer, windowed in layers if windowed],
+        exact=config.batch_invariant,
         disk=None if config.cache_dir is None else DiskTier(config.cache_dir, config.cache_bytes),
     )
 
 
 def fingerprint(lm: LanguageModel, model: Transformer, config: EngineConfig) -> str:
-    """All that decides the bits of a block: the weights, the precision and the device, the kernels
-    and the processor that they are chosen for, the layout. A block of another fingerprint has other
-    names, so it is never found."""
+    """All that decides the bits of a block: the weights, the precision and the device, whether the
+    company has a say, the kernels and the processor that they are chosen for, the layout. A block
+    of another fingerprint has other names, so it is never found."""
     packed = any(block.up.packed is not None for block in model.blocks)
     parts = (
         lm.fingerprint,
         config.dtype,
         config.device,
+        "batch-invariant" if config.batch_invariant else "ordinary",
         "packed" if packed else "plain",
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),

@@ -3,16 +3,19 @@
 Pre-norm blocks, learned absolute positions, exact GELU, a head tied to the token embedding plus a
 bias. The weights carry the names and shapes of the course's `TransformerLM`; the pass is ours: a
 flat ragged batch in, the wanted rows' logits out, keys and values read and written through the
-block tables. A block without attention weights is a feed-forward block alone; `inflate` uses
-those. A window layer sees the last `window` tokens alone, so it needs no older keys: its state is
-of one size however long the text is. Brief: section 1, section 2 ("A cache that outlives the
-request"), and the `forward` box of "The change of perspective".
+block tables. A block is cut at its attention: what comes before and after treats each row by
+itself, and `numerics.py` says how both are computed. A block without attention weights is a
+feed-forward block alone; `inflate` uses those. A window layer sees the last `window` tokens alone,
+so it needs no older keys: its state is of one size however long the text is. Brief: section 1,
+section 2 ("A cache that outlives the request"), and the `forward` box of "The change of
+perspective".
 
 Left out: the experts and low precision of V4.1-Flash.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 
@@ -20,10 +23,10 @@ import torch
 import torch.nn.functional as F
 
 from g2c_serving.checks import as_int
-from g2c_serving.forward.attention import Group, attend, plan_groups, plan_window_groups
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.linear import Linear
+from g2c_serving.forward.numerics import Numerics, RowFunction
 
 LAYER_NORM_EPS = 1e-5
 Weights = Mapping[str, torch.Tensor]
@@ -105,20 +108,28 @@ class Attention:
         self.num_heads, self.layer, self.windowed = num_heads, layer, windowed
 
     def __call__(
-        self, x: torch.Tensor, batch: ForwardBatch, cache: KVCache, groups: list[Group]
+        self,
+        qkv: torch.Tensor,
+        batch: ForwardBatch,
+        cache: KVCache,
+        numerics: Numerics,
+        plan: list,
     ) -> torch.Tensor:
-        qkv = self.qkv(x).view(x.shape[0], 3, self.num_heads, -1)  # (N, 3, H, d)
-        q, k, v = qkv.unbind(1)
+        """What the tokens (N, 3 * D) see, (N, D), before the output projection."""
+        q, k, v = qkv.view(qkv.shape[0], 3, self.num_heads, -1).unbind(1)  # (N, H, d)
         if self.windowed or batch.new_rows is None:
             cache.write(self.layer, batch.slots, k, v)
         else:
             new = batch.new_rows
             cache.write(self.layer, batch.slots[new], k[new], v[new])
-        return self.out(attend(q, self.layer, cache, groups))  # (N, D)
+        return numerics.attend(q, self.layer, cache, plan)  # (N, D)
 
 
 class Block:
-    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """x + attention(norm(x)), then x + feed_forward(norm(x)).
+
+    Before and after the attention itself every row is computed by itself.
+    """
 
     def __init__(
         self, weights: Weights, name: str, num_heads: int, layer: int, windowed: bool
@@ -132,11 +143,38 @@ class Block:
         self.down = Linear(weights[f"{name}.ffn.fc2.W"], weights[f"{name}.ffn.fc2.b"])
 
     def __call__(
-        self, x: torch.Tensor, batch: ForwardBatch, cache: KVCache, groups: list[Group]
+        self,
+        x: torch.Tensor,
+        batch: ForwardBatch,
+        cache: KVCache,
+        numerics: Numerics,
+        plan: list,
     ) -> torch.Tensor:
-        if self.attention is not None:
-            x = x + self.attention(self.norm1(x), batch, cache, groups)  # (N, D)
+        if self.attention is None:
+            return numerics.rows(self.feed_forward, x)
+        qkv = numerics.rows(self.project, x)  # (N, 3 * D)
+        seen = self.attention(qkv, batch, cache, numerics, plan)  # (N, D)
+        return numerics.rows(self.finish, x, seen)  # (N, D)
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values (N, 3 * D) of x (N, D)."""
+        assert self.attention is not None
+        return self.attention.qkv(self.norm1(x))
+
+    def finish(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        """x (N, D) with what it sees (N, D), then the feed-forward layer."""
+        assert self.attention is not None
+        return self.feed_forward(x + self.attention.out(seen))
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(self.up(self.norm2(x), gelu=True))  # (N, D)
+
+    @property
+    def row_functions(self) -> list[tuple[RowFunction, int]]:
+        """What is computed row by row, with how many tensors (N, D) it takes."""
+        if self.attention is None:
+            return [(self.feed_forward, 1)]
+        return [(self.project, 1), (self.finish, 2)]
 
 
 class Transformer:
@@ -150,6 +188,7 @@ class Transformer:
         device: str = "cpu",
     ) -> None:
         self.config, self.dtype, self.device = config, dtype, device
+        self.numerics = Numerics()
         weights = {name: w.to(device=device, dtype=dtype) for name, w in weights.items()}
         self.token_embed = weights["token_embed.weight"]  # (V, D)
         self.pos_embed = weights["pos_embed.weight"]  # (max_seq_len, D)
@@ -159,6 +198,14 @@ class Transformer:
             self.blocks.append(Block(weights, f"blocks.{i}", config.num_heads, layer, windowed))
         self.norm = LayerNorm(weights, "ln_final")
         self.head = Linear(self.token_embed.T, weights["head_bias"])
+
+    def with_numerics(self, numerics: Numerics) -> Transformer:
+        """The same weights, computed another way."""
+        model = copy.copy(self)
+        model.numerics = numerics
+        with torch.inference_mode():
+            numerics.prepare(model)
+        return model
 
     @property
     def num_attention_layers(self) -> int:
@@ -182,10 +229,21 @@ class Transformer:
     def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """Logits (M, V) of the batch's `logit_rows`; keys and values of all N tokens are stored
         (of replayed ones in the window layers alone)."""
-        groups = in_window = plan_groups(batch, cache)
-        if self.config.window:
-            in_window = plan_window_groups(batch, cache, self.config.window)
+        numerics, window = self.numerics, self.config.window
+        numerics.prepare(self)
+        plan = in_window = numerics.plan(batch, cache)
+        if window:
+            in_window = numerics.plan(batch, cache, window)
         x = self.token_embed[batch.token_ids] + self.pos_embed[batch.positions]  # (N, D)
         for block in self.blocks:
-            x = block(x, batch, cache, in_window if block.windowed else groups)
-        return self.head(self.norm(x[batch.logit_rows]))  # (M, V)
+            x = block(x, batch, cache, numerics, in_window if block.windowed else plan)
+        return numerics.rows(self.logits, x[batch.logit_rows])  # (M, V)
+
+    def row_functions(self) -> list[tuple[RowFunction, int]]:
+        """What is computed row by row, one of each shape, and how many tensors (N, D) it takes."""
+        shapes = {(b.attention is None, b.up.weight.shape): b for b in self.blocks}
+        return [f for block in shapes.values() for f in block.row_functions] + [(self.logits, 1)]
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (M, V) of the last block's output (M, D)."""
+        return self.head(self.norm(x))

@@ -86,6 +86,7 @@ class PrefixCache:
     window          tokens that the window layers see; 0 for a model without any
     global_layers, window_layers   of the KV cache
     disk            None: no disk tier
+    exact           never replay a window: what cannot be reused bit for bit is computed
     """
 
     block_manager: BlockManager
@@ -95,6 +96,7 @@ class PrefixCache:
     global_layers: Sequence[int] = ()
     window_layers: Sequence[int] = ()
     disk: DiskTier | None = None
+    exact: bool = False
     windows: WindowStates = field(default_factory=WindowStates)
     loads: list[Load] = field(default_factory=list)
     cached_tokens: int = 0  # found in all, each request's at its first admission
@@ -180,8 +182,10 @@ class PrefixCache:
     def _rule(self, request: Request, cached: int) -> Hit:
         """The hit rule, given `cached` tokens in global blocks and the window states we hold."""
         blocks = min(cached // self.block_size, self._most_blocks(request))
+        while self.exact and blocks and request.block_hashes[blocks - 1] not in self.windows:
+            blocks -= 1
         held = blocks > 0 and request.block_hashes[blocks - 1] in self.windows
-        length = len(request.token_ids)
+        length, cached = len(request.token_ids), blocks * self.block_size
         return hit(length, self.block_size, self.window, SLACK, cached=cached, state_held=held)
 
     def load(self, cache: KVCache) -> None:

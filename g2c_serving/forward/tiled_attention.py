@@ -1,0 +1,204 @@
+"""Attention whose result for a query does not depend on what else is computed.
+
+The ordinary attention (`attention.py`) cuts a batch into groups and pads each to its longest
+context, so the company decides over which shape a query's softmax runs, and in which order it is
+summed. Here a query meets its keys in tiles of 64 that count from position 0, whatever the size of
+a block. Each tile is attended by itself, and the tiles are added up one after the other:
+
+    weight_t = exp(log of tile t's denominator), relative to the largest
+    result   = (weight_0 * seen_0 + weight_1 * seen_1 + ...) / (weight_0 + weight_1 + ...)
+
+A tile that is hidden whole gets weight 0 and adds exactly nothing, so how many of them stand before
+or after a query's own tiles makes no difference. This is FlashDecoding's split over keys, with a
+split that nothing but the position decides. Left out: reading pages without a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from g2c_serving.forward.batch import ForwardBatch
+from g2c_serving.forward.kv_cache import GATHER_BYTES, KVCache
+
+KEYS = 64  # in a tile
+QUERIES = (32, 16, 8, 4, 2, 1)  # sizes that a tile of queries may have
+RESULTS = 1 << 14  # of one query and one tile, kept at a time before they are added up
+TileKernel = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """S pieces of a batch: up to Q queries of a request each, and T tiles of keys that hold all
+    they see. A piece of fewer than Q queries repeats its last one."""
+
+    queries: torch.Tensor  # (S, T, Q) rows of the batch
+    mask: torch.Tensor  # (S, T, 1, Q, KEYS), 0 or what hides a key
+    units: torch.Tensor  # (S, T * KEYS / unit) the pool's units of `unit` tokens with the keys
+    unit: int
+    count: int  # queries of the fullest piece
+    rows: torch.Tensor  # (K,) the rows of the batch that are answered
+    real: torch.Tensor | None  # (K,) where they are among S * count; None: they are all of them
+
+
+def plan_pieces(
+    batch: ForwardBatch, cache: KVCache, window: int, sizes: Sequence[int]
+) -> list[Pieces]:
+    """Cut the batch into pieces; those of one shape go together.
+
+    window  tokens that a query sees, 0: all before it
+    sizes   the numbers of queries that a piece may have, largest first
+    """
+    oldest = (window and batch.window_start) or [0] * len(batch.context_lens)
+    alike = defaultdict(list)  # the request, first and last row, position and first tile of each
+    for r, (start, stop) in enumerate(zip(batch.query_start, batch.query_start[1:], strict=False)):
+        offset = batch.context_lens[r] - stop  # from row to position
+        for first in range(start, stop, sizes[0]):
+            last = min(first + sizes[0], stop) - 1
+            size = min(s for s in sizes if s > last - first)
+            seen = max(first + offset - window + 1, oldest[r]) if window else 0
+            tiles = (last + offset) // KEYS - seen // KEYS + 1
+            alike[size, tiles].append((r, first, last, first + offset, seen // KEYS))
+    plan = []
+    for (size, tiles), pieces in alike.items():
+        most = max(1, RESULTS // (size * tiles))
+        for i in range(0, len(pieces), most):
+            plan.append(_pieces(batch, cache, window, oldest, size, tiles, pieces[i : i + most]))
+    return plan
+
+
+def _pieces(
+    batch: ForwardBatch,
+    cache: KVCache,
+    window: int,
+    oldest: Sequence[int],
+    size: int,
+    tiles: int,
+    pieces: Sequence[tuple[int, int, int, int, int]],
+) -> Pieces:
+    request, first, last, position, first_tile = np.array(pieces).T[:, :, None]  # (S, 1) each
+    rows = np.minimum(first + np.arange(size), last)  # (S, Q)
+    places = position + rows - first  # (S, Q)
+    keys = first_tile * KEYS + np.arange(tiles * KEYS)  # (S, T * KEYS)
+    hidden = keys[:, None] > places[:, :, None]  # (S, Q, T * KEYS)
+    if window:
+        begin = np.maximum(places - window + 1, np.array(oldest)[request])  # (S, Q)
+        hidden |= keys[:, None] < begin[:, :, None]
+    hidden = hidden.reshape(len(pieces), size, tiles, KEYS).swapaxes(1, 2)  # (S, T, Q, KEYS)
+    mask = torch.zeros(hidden.shape, dtype=precision_of(cache.keys.dtype)).unsqueeze(2)
+    # Finite, because a whole tile may be hidden: minus infinity less itself is no number.
+    mask.masked_fill_(torch.from_numpy(hidden).unsqueeze(2), torch.finfo(mask.dtype).min)
+    unit = math.gcd(KEYS, cache.block_size)  # tokens that lie together in tile and block alike
+    places_of_units = np.minimum(keys[:, ::unit], places[:, -1:])  # behind the last: it, again
+    blocks = batch.block_tables.numpy()[request, places_of_units // cache.block_size]
+    units = (blocks * cache.block_size + places_of_units % cache.block_size) // unit
+    count = int((last - first).max()) + 1
+    real = np.arange(count) <= last - first  # (S, count)
+    return Pieces(
+        torch.from_numpy(rows)[:, None].expand(-1, tiles, -1),
+        mask,
+        torch.from_numpy(units),
+        unit,
+        count,
+        torch.from_numpy(rows[:, :count][real]),
+        None if real.all() else torch.from_numpy(np.flatnonzero(real)),
+    )
+
+
+def precision_of(dtype: torch.dtype) -> torch.dtype:
+    """Tiles are attended in float32 at least: their results are rounded once, when added up."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class TiledAttention:
+    """Attends pieces, a few at a time, so that the keys gathered stay in the processor's cache."""
+
+    def __init__(self) -> None:
+        self.kernel: TileKernel = flash
+        self._buffers = torch.empty(2, 0)
+
+    def __call__(
+        self, q: torch.Tensor, layer: int, cache: KVCache, plan: Sequence[Pieces]
+    ) -> torch.Tensor:
+        """Attention of queries (N, H, d) over the pages of `layer`; gives (N, H * d)."""
+        out = q.new_empty(len(q), q[0].numel())
+        for p in plan:
+            out.index_copy_(0, p.rows, self._attend(q, layer, cache, p))
+        return out
+
+    def _attend(self, q: torch.Tensor, layer: int, cache: KVCache, p: Pieces) -> torch.Tensor:
+        """What the K answered rows of `p` see, (K, H * d)."""
+        queries = q[p.queries].transpose(2, 3)  # (S, T, H, Q, d)
+        tiles, tile_bytes = queries.shape[1], KEYS * cache.keys[0, 0, 0].nbytes
+        most = max(1, GATHER_BYTES // (tiles * tile_bytes))  # pieces at a time
+        seen, log_weight = [], []
+        for i in range(0, len(queries), most):
+            few = slice(i, i + most)
+            keys, values = self._read(layer, cache, p.units[few].flatten(), p.unit)
+            inputs = (t.to(p.mask.dtype) for t in (queries[few].flatten(0, 1), keys, values))
+            found = self.kernel(*inputs, p.mask[few].flatten(0, 1))
+            seen.append(found[0][:, :, : p.count].unflatten(0, (-1, tiles)))
+            log_weight.append(found[1][:, :, : p.count].unflatten(0, (-1, tiles)))
+        mixed = add_up(torch.cat(seen), torch.cat(log_weight)).to(q.dtype)  # (S, H, count, d)
+        mixed = mixed.transpose(1, 2).flatten(2).flatten(0, 1)  # (S * count, H * d)
+        return mixed if p.real is None else mixed[p.real]
+
+    def _read(
+        self, layer: int, cache: KVCache, units: torch.Tensor, unit: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, tile by tile: two (tiles, H, KEYS, d), good until the next call."""
+        _, _, _, heads, d = cache.keys.shape
+        if self._buffers[0].numel() < len(units) * unit * heads * d:
+            self._buffers = cache.keys.new_empty(2, len(units) * unit * heads * d)
+        found = []
+        for pool, buffer in zip((cache.keys, cache.values), self._buffers, strict=True):
+            gathered = buffer[: len(units) * unit * heads * d].view(len(units), unit, heads, d)
+            torch.index_select(pool[layer].view(-1, unit, heads, d), 0, units, out=gathered)
+            found.append(gathered.view(-1, KEYS, heads, d).transpose(1, 2))
+        return found[0], found[1]
+
+
+def flash(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q (B, H, Q, d) to one tile each, and the logarithms of the softmax's
+    denominators, (B, H, Q). torch's kernel takes tile by tile and head by head, all in one way."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, keys, values, attn_mask=mask
+    )
+
+
+def one_by_one(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, written out, for where that kernel, private to torch, does not do."""
+    found = [_attend_tile(*one) for one in zip(q, keys, values, mask, strict=True)]
+    return torch.stack([seen for seen, _ in found]), torch.stack([weight for _, weight in found])
+
+
+def _attend_tile(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same for one tile: q (H, Q, d), keys and values (H, KEYS, d), mask (1, Q, KEYS)."""
+    q, keys, values = q.contiguous(), keys.contiguous(), values.contiguous()
+    scores = q @ keys.transpose(1, 2) / math.sqrt(q.shape[-1]) + mask  # (H, Q, KEYS)
+    top = scores.amax(-1, keepdim=True)
+    weights = (scores - top).exp()
+    total = weights.sum(-1, keepdim=True)
+    return (weights / total) @ values, (top + total.log()).squeeze(-1)
+
+
+def add_up(seen: torch.Tensor, log_weight: torch.Tensor) -> torch.Tensor:
+    """Attention to all tiles (S, H, Q, d) from that to each (S, T, H, Q, d), (S, T, H, Q)."""
+    if seen.shape[1] == 1:
+        return seen[:, 0]
+    weight = (log_weight - log_weight.amax(1, keepdim=True)).exp().unsqueeze(-1)
+    mixed, total = seen[:, 0] * weight[:, 0], weight[:, 0]
+    for t in range(1, seen.shape[1]):  # one after the other: sum() would choose an order
+        mixed, total = mixed + seen[:, t] * weight[:, t], total + weight[:, t]
+    return mixed / total
