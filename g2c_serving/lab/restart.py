@@ -129,8 +129,9 @@ def _loaded_ms(lm: LanguageModel, ids: list[int], folder: str) -> float:
 
 
 def crossing(lengths: Sequence[int], computed: Sequence[float], loaded: Sequence[float]) -> int:
-    """The shortest of `lengths` from which on loading is the faster one; 0 where it never is."""
-    slower = [n for n, a, b in zip(lengths, computed, loaded, strict=True) if b >= a]
+    """The shortest of `lengths` from which on loading is the faster one by 5 % and more; 0 where it
+    never is."""
+    slower = [n for n, a, b in zip(lengths, computed, loaded, strict=True) if b > 0.95 * a]
     return next((n for n in lengths if n > max(slower, default=0)), 0)
 
 
@@ -154,7 +155,11 @@ def picture(lm: LanguageModel, lengths: Sequence[int] = LENGTHS) -> Picture:
                           xycoords=axes.get_xaxis_transform())  # fmt: skip
         axes.legend()
         source_note(axes, "Measured here")
-    verdict = f"Loading is faster from {where} tokens on" if where else "Loading is never faster"
+    verdict = (
+        f"Loading is clearly faster from {where} tokens on"
+        if where
+        else "Loading is never clearly faster"
+    )
     return plots.picture(
         figure,
         f"{verdict}: {lengths[0]} tokens take {computed[0]:.1f} ms to compute and {loaded[0]:.1f} "
