@@ -127,6 +127,6 @@ def _update(art: dict[str, Any], drawn: Drawn, order: list[int], text: str, seed
     share, stay = drawn.weights[drawn.token] / total, probability[drawn.weights > 0].sum()
     return (
         f"{drawn.kept:,} of {len(drawn.weights):,} tokens stay, {stay:.1%} "
-        f"of the probability. Seed {seed} draws {drawn.target:,} of {total:,}: token "
+        f"of the probability. Seed {seed} draws a target at {height:.1%} of their sum: token "
         f"{drawn.token}, {text!r}, which has {share:.1%} of what stays."
     )

@@ -36,6 +36,22 @@ def logits_of(model: Transformer, texts: Sequence[Sequence[int]]) -> list[torch.
     return list(logits.split([len(ids) for ids in texts]))
 
 
+def decoded_logits(model: Transformer, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """The same as a server computes them while it writes: token by token, all texts in a step."""
+    needed = [-(-len(ids) // BLOCK) for ids in texts]
+    first = [sum(needed[:i]) for i in range(len(texts))]
+    tables = [range(f, f + n) for f, n in zip(first, needed, strict=True)]
+    cache = model.new_cache(sum(needed), BLOCK)
+    rows: list[list[torch.Tensor]] = [[] for _ in texts]
+    for t in range(max(map(len, texts))):
+        here = [i for i, ids in enumerate(texts) if t < len(ids)]
+        chunks = [(texts[i][t : t + 1], t) for i in here]
+        step = build_batch(chunks, [tables[i] for i in here], BLOCK, range(len(here)), model.device)
+        for i, logits in zip(here, model.forward(step, cache), strict=True):
+            rows[i].append(logits)
+    return [torch.stack(found) for found in rows]
+
+
 def next_logits(lm: LanguageModel, ids: Sequence[int]) -> torch.Tensor:
     """Logits (V,) of the token after `ids`."""
     return logits_of(lm.model, [ids])[0][-1]

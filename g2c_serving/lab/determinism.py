@@ -1,0 +1,185 @@
+"""The matrix: which contracts an engine keeps, against what can happen to a request in a crowd.
+
+Brief, section 3: fully deterministic sampling needs keyed draws, batch-invariant logits and a fixed
+sampling path together. Each cell is two real runs of one request (`disturbances.py`). Where the
+row says so, top_p has been put on the edge between two sums on purpose (`knife_edge.py`). The third
+contract needs speculation, and migration needs more than one machine: not yet run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.lab import knife_edge
+from g2c_serving.lab.disturbances import DISTURBANCES, Case, Contracts, Parting, Seen, compare
+from g2c_serving.lab.panel import Panel, choice
+from g2c_serving.lab.plots import BLACK, GREEN, GREY, ORANGE, PINK, Blocks
+
+PLAIN = "keyed draws, ordinary logits"
+LAST = "keyed draws, invariant logits"
+ROWS: dict[str, tuple[Contracts, bool]] = {  # what is kept; whether top_p stands on an edge
+    "shared draws, ordinary logits": (Contracts(False, False), True),
+    "shared draws, invariant logits": (Contracts(False, True), True),
+    PLAIN: (Contracts(True, False), False),
+    f"{PLAIN}, on an edge": (Contracts(True, False), True),
+    LAST: (Contracts(True, True), True),
+}
+NOT_YET_ROW, NOT_YET_COLUMN = "both, and a fixed path", "migration"
+SAME, BITS, PART, NOT_YET = "same", "bits", "part", "not yet run"
+LOOKS: dict[str, dict] = {
+    SAME: {"facecolor": GREEN, "hatch": "", "label": "\u2713 all equal"},
+    BITS: {"facecolor": PINK, "hatch": "...", "label": "\u2248 other bits, same tokens"},
+    PART: {"facecolor": ORANGE, "hatch": "///", "label": "\u2717 other tokens from there on"},
+    NOT_YET: {"facecolor": "white", "hatch": "", "label": "\u2013 not yet run"},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Two runs of one request: where they part, and the words that they have there."""
+
+    case: Case
+    parting: Parting
+    words: tuple[str, str] = ("", "")
+
+    @property
+    def state(self) -> str:
+        if self.parting.token is not None:
+            return PART
+        return SAME if self.parting.same else BITS
+
+
+@dataclass
+class Matrix:
+    """The cells by row and disturbance."""
+
+    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+
+    def count(self, row: str, state: str) -> int:
+        """How many cells of a row are in that state."""
+        return sum(cell.state == state for (name, _), cell in self.cells.items() if name == row)
+
+    def __repr__(self) -> str:
+        rows = dict.fromkeys(row for row, _ in self.cells)
+        return "\n".join(f"{row + ':':40} {_tally(self, row)}" for row in rows)
+
+
+def determinism_matrix(
+    lm: LanguageModel, disturbances: Sequence[str] = tuple(DISTURBANCES), say: Any = None
+) -> Matrix:
+    """Run every cell on the real engine. `say` gets a line of progress for each disturbance."""
+    plain, matrix = knife_edge.plain_case(lm), Matrix()
+    for done, name in enumerate(disturbances, start=1):
+        disturb = DISTURBANCES[name]
+        edge = knife_edge.on_the_edge(plain, disturb)
+        for row, (contracts, on_edge) in ROWS.items():
+            case = edge if on_edge else plain
+            matrix.cells[row, name] = cell_of(case, *disturb(case, contracts))
+        if say is not None:
+            say(f"{done} of {len(disturbances)}: {name}")
+    return matrix
+
+
+def cell_of(case: Case, one: Seen, other: Seen) -> Cell:
+    parting = compare(one, other)
+    if parting.token is None:
+        return Cell(case, parting)
+    first, second = (run.tokens[parting.token] for run in (one, other))
+    return Cell(
+        case, parting, (case.lm.tokenizer.decode([first]), case.lm.tokenizer.decode([second]))
+    )
+
+
+def _tally(matrix: Matrix, row: str) -> str:
+    counts = {state: matrix.count(row, state) for state in (SAME, BITS, PART)}
+    names = {SAME: "the same", BITS: "in bits or numbers alone", PART: "in tokens"}
+    return ", ".join(f"{count} {names[state]}" for state, count in counts.items() if count)
+
+
+# the picture
+
+
+def panel(matrix: Matrix) -> Panel:
+    """The matrix; choose a cell to read where its two runs part, and why."""
+    columns = tuple(dict.fromkeys(column for _, column in matrix.cells))
+    controls = {
+        "row": choice("Contracts", tuple(ROWS), f"{PLAIN}, on an edge"),
+        "column": choice("What changes", columns),
+    }
+    return Panel(
+        lambda figure: _draw(figure, matrix, columns),
+        lambda art, row, column: _update(art, matrix, columns, row, column),
+        controls,
+    )
+
+
+def _draw(figure: Figure, matrix: Matrix, columns: tuple[str, ...]) -> dict[str, Any]:
+    axes = figure.subplots()
+    axes.grid(False)
+    rows = (*ROWS, NOT_YET_ROW)
+    heads = (*columns, NOT_YET_COLUMN)
+    places: dict[str, list[tuple[int, int]]] = {state: [] for state in LOOKS}
+    for y, row in enumerate(rows):
+        for x, column in enumerate(heads):
+            cell = matrix.cells.get((row, column))
+            places[cell.state if cell else NOT_YET].append((x, y))
+            axes.text(x, y, _mark(cell), ha="center", va="center", fontsize=10, color=BLACK,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2})  # fmt: skip
+    for state, look in LOOKS.items():
+        xs, ys = zip(*places[state], strict=True) if places[state] else ((), ())
+        edge = {"edgecolor": GREY if state == NOT_YET else "white"}
+        Blocks(axes, 0, **{**look, **edge}).set_boxes(_less(xs, 0.46), _less(ys, 0.42), 0.92, 0.84)
+    axes.set(xlim=(-0.55, len(heads) - 0.45), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xticks(range(len(heads)), [head.replace(" ", "\n") for head in heads], fontsize=9)
+    axes.set_yticks(range(len(rows)), rows, fontsize=9)
+    axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
+    axes.spines[:].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8.5, handlelength=1.6)
+    return {"chosen": Blocks(axes, 0, facecolor="none", edgecolor=BLACK, hatch="", linewidth=2.4)}
+
+
+def _less(places: Sequence[int], half: float) -> list[float]:
+    return [place - half for place in places]
+
+
+def _mark(cell: Cell | None) -> str:
+    if cell is None:
+        return "\u2013"
+    if cell.state == PART:
+        return f"\u2717 {(cell.parting.token or 0) + 1}"
+    return "\u2713" if cell.state == SAME else "\u2248"
+
+
+def _update(
+    art: dict[str, Any], matrix: Matrix, columns: tuple[str, ...], row: str, column: str
+) -> str:
+    x, y = columns.index(column), list(ROWS).index(row)
+    art["chosen"].set_boxes(x - 0.46, y - 0.42, 0.92, 0.84)
+    return f"{row}; {column}: {explain(matrix.cells[row, column])}"
+
+
+def explain(cell: Cell) -> str:
+    """Where the two runs part, and why, in words. Tokens are counted from 1."""
+    part, params = cell.parting, cell.case.params
+    settings = f"(top_p {params.top_p:.9g}, seed {params.seed})"
+    if part.same:
+        return f"all {part.length} tokens, their logits and their numbers are equal {settings}."
+    facts = []
+    if part.draw is not None:
+        facts.append(f"the random numbers differ from token {part.draw + 1} on")
+    if part.bit is not None:
+        facts.append(
+            f"the logits differ from token {part.bit + 1} on, there by up to {part.gap:.1e}"
+        )
+    if part.token is None:
+        return f"all {part.length} tokens are equal, but {' and '.join(facts)} {settings}."
+    one, other = cell.words
+    return (
+        f"the runs part at token {part.token + 1}, {one!r} or {other!r}; why: {part.reason}. "
+        f"{' and '.join(facts).capitalize()} {settings}."
+    )

@@ -1,0 +1,255 @@
+"""One request on the real engine, twice, with one thing about its surroundings changed.
+
+Brief, section 3: think of reproducibility as three contracts, random draws, numerical results and
+sampling path. A `Contracts` says which of the first two an engine keeps; a disturbance is what
+differs between two runs of the same request. `compare` runs both and tells the first token where
+they part, and why: another random number (draw), or other bits of the logits (bit). The third
+contract needs speculation and moving a request needs a cluster: neither is here yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from g2c_serving.config import EngineConfig
+from g2c_serving.engine import Engine, Sampled
+from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.lab.shared_draws import SharedDrawEngine, first_difference
+from g2c_serving.request import SamplingParams
+from g2c_serving.sample.ledger import Ledger
+from g2c_serving.schedule.scheduler import Scheduled
+
+BLOCK = 8  # tokens: small, so that a small pool overflows soon
+COMPANY, CROWD = 7, 31  # strangers
+SHARED_SEED = 1  # of the one generator
+
+
+@dataclass(frozen=True)
+class Contracts:
+    """What an engine promises: draws keyed by request and position; logits of fixed bits."""
+
+    keyed: bool
+    invariant: bool
+
+
+@dataclass(frozen=True)
+class Case:
+    """The request that is watched: prompt and parameters, with a seed of its own; and the prompts
+    of `CROWD` strangers, each as long as its own."""
+
+    lm: LanguageModel
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    strangers: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class Seen:
+    """One run of the request: its new tokens; for each, the logits (V,) it was sampled from and the
+    number it was drawn with."""
+
+    tokens: list[int] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+    numbers: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two runs of one request part, counted in new tokens from 0; None: they never do.
+
+    token   the first token that differs
+    bit     the first logits that differ, in any bit; looked for as long as the tokens agree
+    draw    the first random number that differs, the same
+    gap     the largest difference of those logits
+    length  of the runs
+    """
+
+    token: int | None
+    bit: int | None
+    draw: int | None
+    gap: float
+    length: int
+
+    @property
+    def same(self) -> bool:
+        return (self.token, self.bit, self.draw) == (None, None, None)
+
+    @property
+    def reason(self) -> str:
+        """Of the first token that differs. A number of its own would have moved it in any case."""
+        if self.token is None:
+            return ""
+        return "draw" if self.draw is not None and self.draw <= self.token else "bit"
+
+
+# an engine that remembers
+
+
+class _Watch(Engine):
+    """Keeps the logits from which each request was sampled, by request id and position."""
+
+    def _sample(self, scheduled: list[Scheduled], logits: torch.Tensor | None) -> list[Sampled]:
+        rows = [s.request for s in scheduled if s.samples]
+        if logits is not None:
+            for request, row in zip(rows, logits, strict=True):
+                self.logits_of[request.request_id, len(request.token_ids)] = row.clone()
+        return super()._sample(scheduled, logits)
+
+    logits_of: dict[tuple[int, int], torch.Tensor]
+
+
+class _WatchShared(_Watch, SharedDrawEngine):
+    """The same, with one generator for all."""
+
+
+def make_engine(case: Case, contracts: Contracts, **changes: Any) -> _Watch:
+    """An engine that keeps `contracts`, with `changes` in its configuration."""
+    usual: dict[str, Any] = {"block_size": BLOCK, "num_blocks": 1024}
+    config = EngineConfig(**{**usual, **changes}, batch_invariant=contracts.invariant)
+    kinds: dict[bool, type[_Watch]] = {True: _Watch, False: _WatchShared}
+    engine = kinds[contracts.keyed](case.lm, config)
+    engine.logits_of = {}
+    if isinstance(engine, SharedDrawEngine):
+        engine.generator.manual_seed(SHARED_SEED)
+    else:
+        engine.ledger = Ledger()
+    return engine
+
+
+# one run
+
+
+def serve(engine: _Watch, case: Case, before: Sequence, after: Sequence = ()) -> Seen:
+    """Run the request between strangers' prompts that stand before and after it."""
+    ids = [engine.add(prompt, stranger(case, i)) for i, prompt in enumerate(before)]
+    mine = engine.add(case.prompt, case.params)
+    for i, prompt in enumerate(after):
+        ids.append(engine.add(prompt, stranger(case, len(before) + i)))
+    return watch(engine, case, [mine])
+
+
+def stranger(case: Case, i: int) -> SamplingParams:
+    """A stranger's parameters: as many tokens, and a seed of its own."""
+    return SamplingParams(max_tokens=case.params.max_tokens, seed=1000 + i, ignore_eos=True)
+
+
+def watch(engine: _Watch, case: Case, ids: Sequence[int]) -> Seen:
+    """Run to the end; what the last of `ids` saw, with what those it was forked from had seen."""
+    seen = Seen()
+    while engine.has_unfinished:
+        for output in engine.step():
+            if output.request_id == ids[-1]:
+                seen.tokens = output.token_ids
+    for i in range(len(seen.tokens)):
+        position = len(case.prompt) + i
+        owner = next(id for id in reversed(ids) if (id, position) in engine.logits_of)
+        seen.logits.append(engine.logits_of[owner, position])
+        if isinstance(engine, SharedDrawEngine):
+            seen.numbers.append(engine.words_of[owner, position])
+        else:  # the key and the counter; the number follows from them
+            seen.numbers.append((case.params.seed, position))
+    return seen
+
+
+# the disturbances: two runs each
+
+
+def _with(case: Case, count: int) -> list[tuple[int, ...]]:
+    return list(case.strangers[:count])
+
+
+def order(case: Case, keeps: Contracts) -> tuple[Seen, Seen]:
+    """The same company; the request comes first, or last."""
+    first, last = make_engine(case, keeps), make_engine(case, keeps)
+    company = _with(case, COMPANY)
+    return serve(first, case, [], company), serve(last, case, company)
+
+
+def company(case: Case, keeps: Contracts) -> tuple[Seen, Seen]:
+    """As many strangers, with other and shorter prompts."""
+    one, other = make_engine(case, keeps), make_engine(case, keeps)
+    others = [ids[: 3 + 4 * i] for i, ids in enumerate(case.strangers[-COMPANY:])]
+    return serve(one, case, _with(case, COMPANY)), serve(other, case, others)
+
+
+def batch_size(case: Case, keeps: Contracts) -> tuple[Seen, Seen]:
+    """Alone, and with 31 strangers."""
+    alone, crowd = make_engine(case, keeps), make_engine(case, keeps)
+    return serve(alone, case, []), serve(crowd, case, _with(case, CROWD))
+
+
+def chunking(case: Case, keeps: Contracts) -> tuple[Seen, Seen]:
+    """The same company; at most 256 tokens in a step, or 24."""
+    whole = make_engine(case, keeps)
+    pieces = make_engine(case, keeps, max_num_batched_tokens=24)
+    return serve(whole, case, _with(case, COMPANY)), serve(pieces, case, _with(case, COMPANY))
+
+
+def prefix_hit(case: Case, keeps: Contracts) -> tuple[Seen, Seen]:
+    """Its prompt is new to the engine, or a stranger has asked the same before."""
+    cold, warm = (make_engine(case, keeps, enable_prefix_caching=True) for _ in range(2))
+    warm.generate([case.prompt], stranger(case, 0))
+    return serve(cold, case, []), serve(warm, case, [])
+
+
+def preemption(case: Case, keeps: Contracts) -> tuple[Seen, Seen]:
+    """With one stranger; blocks for both to the end, or for their prompts alone, so that the one
+    who came last gives way and is computed again."""
+    block = len(case.prompt)
+    roomy = make_engine(case, keeps, block_size=block, num_blocks=4)
+    tight = make_engine(case, keeps, block_size=block, num_blocks=2)
+    seen = serve(roomy, case, _with(case, 1)), serve(tight, case, _with(case, 1))
+    assert tight.stats.preemptions == 1
+    return seen
+
+
+def fork(case: Case, keeps: Contracts) -> tuple[Seen, Seen]:
+    """Alone, or a copy that was made after the first token and keeps the seed."""
+    alone, forked = make_engine(case, keeps), make_engine(case, keeps)
+    parent = forked.add(case.prompt, case.params)
+    forked.step()
+    child = forked.fork(parent, seed=case.params.seed)
+    return serve(alone, case, []), watch(forked, case, [parent, child])
+
+
+def another_engine(case: Case, keeps: Contracts) -> tuple[Seen, Seen]:
+    """A new engine, or one with blocks of another size, which has served others and still does."""
+    one, other = make_engine(case, keeps), make_engine(case, keeps, block_size=2 * BLOCK)
+    other.generate(_with(case, 3), stranger(case, 0))
+    return serve(one, case, []), serve(other, case, _with(case, 2))
+
+
+Disturbance = Callable[[Case, Contracts], tuple[Seen, Seen]]
+DISTURBANCES: dict[str, Disturbance] = {
+    "order": order,
+    "company": company,
+    "batch size": batch_size,
+    "chunking": chunking,
+    "prefix hit": prefix_hit,
+    "preemption": preemption,
+    "fork": fork,
+    "another engine": another_engine,
+}
+
+
+def compare(one: Seen, other: Seen) -> Parting:
+    """Where two runs of the same request part."""
+    token = first_difference(one.tokens, other.tokens)
+    agree = min(token + 1, len(one.tokens))  # logits after another token are another matter
+    bits = [
+        torch.equal(*pair) for pair in zip(one.logits[:agree], other.logits[:agree], strict=True)
+    ]
+    draws = [a == b for a, b in zip(one.numbers[:agree], other.numbers[:agree], strict=True)]
+    bit = bits.index(False) if False in bits else None
+    gap = 0.0 if bit is None else (one.logits[bit] - other.logits[bit]).abs().max().item()
+    return Parting(
+        token=None if token == len(one.tokens) else token,
+        bit=bit,
+        draw=draws.index(False) if False in draws else None,
+        gap=gap,
+        length=len(one.tokens),
+    )

@@ -1,0 +1,110 @@
+"""What batch invariance costs: a decode step in both modes, over the number of requests.
+
+Brief, section 3: the price is Not disclosed for DeepInfer. Ours is Measured here; it is a property
+of our kernels on this processor, and says nothing about theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from g2c_serving.config import EngineConfig
+from g2c_serving.engine import Engine
+from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.lab.contestants import made_up_prompts
+from g2c_serving.lab.panel import Panel, stops, toggle
+from g2c_serving.lab.plots import BLACK, line, source_note
+from g2c_serving.request import SamplingParams
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+PROMPT, STEPS, REPEATS = 64, 8, 3
+ORDINARY, INVARIANT = "ordinary", "batch invariant"
+
+
+@dataclass(frozen=True)
+class Price:
+    """ms of a whole engine step in which `batch` requests decode, the fastest of a few."""
+
+    batch: int
+    ordinary: float
+    invariant: float
+
+    @property
+    def ratio(self) -> float:
+        return self.invariant / self.ordinary
+
+
+def measure(lm: LanguageModel, batches: Sequence[int] = BATCHES) -> list[Price]:
+    """Both modes in turn, so that a busy machine slows both."""
+    prices = []
+    for batch in batches:
+        times: dict[bool, list[float]] = {False: [], True: []}
+        for _ in range(REPEATS):
+            for mode, found in times.items():
+                found += _step_ms(lm, batch, mode)
+        prices.append(Price(batch, min(times[False]), min(times[True])))
+    return prices
+
+
+def _step_ms(lm: LanguageModel, batch: int, batch_invariant: bool) -> list[float]:
+    config = EngineConfig(batch_invariant=batch_invariant, max_num_batched_tokens=PROMPT * batch)
+    engine = Engine(lm, config)
+    params = SamplingParams(max_tokens=STEPS + 1, temperature=0.8, seed=0, ignore_eos=True)
+    engine.generate(made_up_prompts(lm, batch, PROMPT), params)
+    steps = list(engine.history)[1:]  # the first one is the prompts'
+    return [record.total_ms for record in steps]
+
+
+def panel(prices: list[Price]) -> Panel:
+    """ms a step in both modes, or their ratio."""
+    controls = {
+        "batch": stops("Requests in the step", tuple(p.batch for p in prices), prices[-1].batch),
+        "ratio": toggle("Show the ratio", False),
+    }
+    return Panel(
+        lambda figure: _draw(figure, prices),
+        lambda art, batch, ratio: _update(art, prices, batch, ratio),
+        controls,
+    )
+
+
+def _draw(figure: Figure, prices: list[Price]) -> dict[str, Any]:
+    axes = figure.subplots()
+    axes.set_xscale("log", base=2)
+    art: dict[str, Any] = {"axes": axes}
+    (art["ordinary"],) = axes.plot([], [], label=ORDINARY, **line(0))
+    (art["invariant"],) = axes.plot([], [], label=INVARIANT, **line(1))
+    art["at"] = axes.axvline(prices[-1].batch, color=BLACK, linewidth=1, linestyle=":")
+    axes.set(xlim=(prices[0].batch / 1.15, prices[-1].batch * 1.15))
+    axes.set(xlabel="requests in the step", ylabel="ms a step")
+    axes.set_xticks([p.batch for p in prices], [str(p.batch) for p in prices])
+    axes.minorticks_off()
+    axes.legend(loc="upper left")
+    source_note(axes, "Measured here")
+    return art
+
+
+def _update(art: dict[str, Any], prices: list[Price], batch: int, ratio: bool) -> str:
+    x = [p.batch for p in prices]
+    below = [p.ordinary for p in prices]
+    values = {
+        "ordinary": [1.0 for _ in prices] if ratio else below,
+        "invariant": [p.ratio if ratio else p.invariant for p in prices],
+    }
+    for name, y in values.items():
+        art[name].set_data(x, y)
+    art["at"].set_xdata([batch, batch])
+    top = 1.25 * max(max(y) for y in values.values())
+    art["axes"].set_ylim(0, top)
+    art["axes"].set_ylabel("times as long" if ratio else "ms a step")
+    (one,) = (p for p in prices if p.batch == batch)
+    shown = " (as ratios)" if ratio else ""
+    return (
+        f"{batch} {'request' if batch == 1 else 'requests'}: {one.ordinary:.2f} ms a step in the "
+        f"ordinary mode, {one.invariant:.2f} ms in the batch-invariant one, "
+        f"{one.ratio:.2f} times as long{shown}."
+    )

@@ -1,0 +1,167 @@
+"""The matrix of contracts: its runs on the real engine, and where two runs part, by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from small_models import random_ids, random_lm
+
+import g2c_serving as g
+from g2c_serving.lab import determinism, knife_edge
+from g2c_serving.lab.determinism import BITS, LAST, PART, PLAIN, SAME, Cell, determinism_matrix
+from g2c_serving.lab.disturbances import (
+    CROWD,
+    DISTURBANCES,
+    Case,
+    Contracts,
+    Parting,
+    Seen,
+    compare,
+)
+
+ZEROS, ONES = torch.zeros(3), torch.ones(3)
+
+
+def seen(tokens, logits, numbers) -> Seen:
+    return Seen(tokens, logits, numbers)
+
+
+# ---- where two runs part ----
+
+
+def test_equal_runs():
+    one = seen([1, 2], [ZEROS, ONES], [5, 6])
+    part = compare(one, seen([1, 2], [ZEROS, ONES], [5, 6]))
+    assert part == Parting(None, None, None, 0.0, 2) and part.same and part.reason == ""
+
+
+def test_other_bits_and_the_same_tokens():
+    part = compare(seen([1, 2], [ZEROS, ONES], [5, 6]), seen([1, 2], [ZEROS, ONES + 0.5], [5, 6]))
+    assert (part.token, part.bit, part.draw, part.gap) == (None, 1, None, 0.5)
+    assert not part.same and part.reason == ""
+
+
+def test_bits_are_to_blame_where_the_numbers_are_equal():
+    part = compare(seen([1, 2], [ZEROS, ONES], [5, 6]), seen([1, 3], [ZEROS, ONES + 1], [5, 6]))
+    assert (part.token, part.bit, part.draw, part.reason) == (1, 1, None, "bit")
+
+
+def test_draws_are_to_blame_where_the_numbers_differ():
+    part = compare(seen([1, 2], [ZEROS, ONES], [5, 6]), seen([1, 3], [ZEROS, ONES + 1], [5, 7]))
+    assert (part.token, part.bit, part.draw, part.reason) == (1, 1, 1, "draw")
+
+
+def test_what_comes_after_another_token_is_not_looked_at():
+    """The logits after it belong to another text."""
+    one, other = seen([1, 2], [ZEROS, ZEROS], [5, 6]), seen([3, 2], [ZEROS, ONES], [7, 8])
+    assert compare(one, other) == Parting(0, None, 0, 0.0, 2)
+
+
+# ---- the runs ----
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    """A random model is never certain of a token; every seed gives an answer of twelve."""
+    lm = random_lm(vocab_size=266, context=128, dim=64, heads=4)
+    prompts = [tuple(random_ids(lm, knife_edge.LENGTH, seed=i)) for i in range(CROWD + 1)]
+    params = g.SamplingParams(max_tokens=6, seed=7, ignore_eos=True)
+    return Case(lm, prompts[0], params, tuple(prompts[1:]))
+
+
+@pytest.mark.parametrize("name", DISTURBANCES)
+def test_with_both_contracts_nothing_changes_anything(case, name):
+    """The right value is the one-user answer with the same seed: every run of every disturbance
+    writes it, and their logits are equal to the last bit."""
+    one, other = DISTURBANCES[name](case, Contracts(keyed=True, invariant=True))
+    assert len(one.tokens) == 6 and compare(one, other).same
+    (alone,) = g.Engine(case.lm, g.EngineConfig(batch_invariant=True)).generate(
+        [case.prompt], case.params
+    )
+    assert one.tokens == alone.token_ids
+
+
+@pytest.mark.parametrize("name", DISTURBANCES)
+def test_with_shared_draws_the_numbers_change(case, name):
+    part = compare(*DISTURBANCES[name](case, Contracts(keyed=False, invariant=True)))
+    assert part.draw is not None and part.bit in (None, part.token)
+    assert part.token is None or part.reason == "draw"
+
+
+def test_keyed_draws_are_the_same_numbers_in_both_modes(case):
+    for invariant in (False, True):
+        for name in ("company", "preemption", "fork"):
+            assert compare(*DISTURBANCES[name](case, Contracts(True, invariant))).draw is None
+
+
+# ---- the knife's edge ----
+
+
+@pytest.fixture(scope="module")
+def tiny_case() -> Case:
+    return knife_edge.plain_case(g.load("tiny"))
+
+
+def test_the_prompt_ends_where_one_token_is_certain_and_the_next_is_not(tiny_case):
+    model, prompt = tiny_case.lm.model, tiny_case.prompt
+    assert len(prompt) == 41 and len(tiny_case.strangers) == CROWD
+    assert {len(ids) for ids in tiny_case.strangers} == {41}
+    first = torch.softmax(knife_edge.logits_of(model, [prompt])[0][-1], -1)
+    assert first.max() >= 0.99
+    second = knife_edge.logits_of(model, [(*prompt, int(first.argmax()))])[0][-1]
+    assert torch.softmax(second, -1).max() < 0.5
+
+
+def test_a_threshold_between_two_sums_keeps_one_token_more_of_one_row():
+    """Two rows of logits that differ by 1e-6 in one token."""
+    logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.4, 0.3, 0.2, 0.1]]))
+    logits[1, 0] += 1e-6
+    edges = knife_edge._between(logits)
+    assert edges == sorted(edges, reverse=True) and len(edges) == 3
+    for top_p, exact in zip(edges, (0.9, 0.7, 0.4), strict=True):
+        assert top_p == pytest.approx(exact, abs=2e-6)
+
+
+def test_equal_logits_have_no_edge(tiny_case):
+    def nothing_changes(case, keeps):
+        one, _ = DISTURBANCES["fork"](case, keeps)
+        return one, one
+
+    assert knife_edge.on_the_edge(tiny_case, nothing_changes) is tiny_case
+
+
+def test_the_matrix_on_tiny(tiny_case):
+    lines: list[str] = []
+    matrix = determinism_matrix(tiny_case.lm, ("prefix hit", "fork"), say=lines.append)
+    assert lines == ["1 of 2: prefix hit", "2 of 2: fork"]
+    assert matrix.count(LAST, SAME) == 2
+    assert matrix.count(PLAIN, PART) == 0  # a flip of its own is one in a million
+    for (row, column), cell in matrix.cells.items():
+        if "shared" in row:
+            assert cell.parting.draw is not None, (row, column)
+        elif cell.state == PART:  # where this machine's bits differ at all
+            assert "edge" in row and cell.parting.reason == "bit"
+    panel = determinism.panel(matrix)
+    for row in determinism.ROWS:
+        panel.controls["row"].value = row
+        assert panel.text.startswith(f"{row}; ") and panel.error is None
+
+
+def test_what_a_cell_says(case):
+    params = dataclasses.replace(case.params, top_p=0.9)
+    case = dataclasses.replace(case, params=params)
+    flipped = Cell(case, Parting(1, 0, None, 2.5e-6, 12), (" a", " b"))
+    assert flipped.state == PART
+    assert determinism.explain(flipped) == (
+        "the runs part at token 2, ' a' or ' b'; why: bit. The logits differ from token 1 on, "
+        "there by up to 2.5e-06 (top_p 0.9, seed 7)."
+    )
+    lucky = Cell(case, Parting(None, None, 0, 0.0, 12))
+    assert lucky.state == BITS and "all 12 tokens are equal, but the random" in determinism.explain(
+        lucky
+    )
+    assert determinism.explain(Cell(case, Parting(None, None, None, 0.0, 12))).startswith(
+        "all 12 tokens, their logits and their numbers are equal"
+    )
