@@ -33,14 +33,24 @@ TileKernel = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """S pieces of a batch: up to Q queries of a request each, and T tiles of keys that hold all
-    they see. A piece of fewer than Q queries repeats its last one."""
+class Gather:
+    """Some pieces whose keys are gathered at a time: B tiles of keys, with Q queries each."""
 
-    queries: torch.Tensor  # (S, T, Q) rows of the batch
-    mask: torch.Tensor  # (S, T, 1, Q, KEYS), 0 or what hides a key
-    units: torch.Tensor  # (S, T * KEYS / unit) the pool's units of `unit` tokens with the keys
+    queries: torch.Tensor  # (B, Q) rows of the batch
+    units: (
+        torch.Tensor
+    )  # (B * KEYS / unit,) of the pool, if that is cut into units of `unit` tokens
+    mask: torch.Tensor  # (B, 1, Q, KEYS), 0 or what hides a key
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """S pieces of a batch: up to Q queries of a request each, and `tiles` tiles of keys that hold
+    all they see. A piece of fewer than Q queries repeats its last one."""
+
+    gathers: list[Gather]
     unit: int
+    tiles: int
     count: int  # queries of the fullest piece
     rows: torch.Tensor  # (K,) the rows of the batch that are answered
     real: torch.Tensor | None  # (K,) where they are among S * count; None: they are all of them
@@ -99,11 +109,19 @@ def _pieces(
     units = (blocks * cache.block_size + places_of_units % cache.block_size) // unit
     count = int((last - first).max()) + 1
     real = np.arange(count) <= last - first  # (S, count)
+    tile_bytes = KEYS * cache.keys[0, 0, 0].nbytes
+    most = max(1, GATHER_BYTES // (tiles * tile_bytes))  # pieces at a time
     return Pieces(
-        torch.from_numpy(rows)[:, None].expand(-1, tiles, -1),
-        mask,
-        torch.from_numpy(units),
+        [
+            Gather(
+                torch.from_numpy(rows[i : i + most].repeat(tiles, axis=0)),
+                torch.from_numpy(units[i : i + most].flatten()),
+                mask[i : i + most].flatten(0, 1),
+            )
+            for i in range(0, len(pieces), most)
+        ],
         unit,
+        tiles,
         count,
         torch.from_numpy(rows[:, :count][real]),
         None if real.all() else torch.from_numpy(np.flatnonzero(real)),
@@ -126,41 +144,41 @@ class TiledAttention:
         self, q: torch.Tensor, layer: int, cache: KVCache, plan: Sequence[Pieces]
     ) -> torch.Tensor:
         """Attention of queries (N, H, d) over the pages of `layer`; gives (N, H * d)."""
-        out = q.new_empty(len(q), q[0].numel())
+        wide = q.to(precision_of(q.dtype))
+        out = wide.new_empty(len(q), q[0].numel())
         for p in plan:
-            out.index_copy_(0, p.rows, self._attend(q, layer, cache, p))
-        return out
+            seen, log_weight = self._attend(wide, layer, cache, p)
+            mixed = add_up(seen, log_weight).transpose(1, 2)  # (S, count, H, d)
+            mixed = mixed.reshape(-1, out.shape[1])
+            out.index_copy_(0, p.rows, mixed if p.real is None else mixed[p.real])
+        return out.to(q.dtype)
 
-    def _attend(self, q: torch.Tensor, layer: int, cache: KVCache, p: Pieces) -> torch.Tensor:
-        """What the K answered rows of `p` see, (K, H * d)."""
-        queries = q[p.queries].transpose(2, 3)  # (S, T, H, Q, d)
-        tiles, tile_bytes = queries.shape[1], KEYS * cache.keys[0, 0, 0].nbytes
-        most = max(1, GATHER_BYTES // (tiles * tile_bytes))  # pieces at a time
-        seen, log_weight = [], []
-        for i in range(0, len(queries), most):
-            few = slice(i, i + most)
-            keys, values = self._read(layer, cache, p.units[few].flatten(), p.unit)
-            inputs = (t.to(p.mask.dtype) for t in (queries[few].flatten(0, 1), keys, values))
-            found = self.kernel(*inputs, p.mask[few].flatten(0, 1))
-            seen.append(found[0][:, :, : p.count].unflatten(0, (-1, tiles)))
-            log_weight.append(found[1][:, :, : p.count].unflatten(0, (-1, tiles)))
-        mixed = add_up(torch.cat(seen), torch.cat(log_weight)).to(q.dtype)  # (S, H, count, d)
-        mixed = mixed.transpose(1, 2).flatten(2).flatten(0, 1)  # (S * count, H * d)
-        return mixed if p.real is None else mixed[p.real]
-
-    def _read(
-        self, layer: int, cache: KVCache, units: torch.Tensor, unit: int
+    def _attend(
+        self, q: torch.Tensor, layer: int, cache: KVCache, p: Pieces
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values, tile by tile: two (tiles, H, KEYS, d), good until the next call."""
-        _, _, _, heads, d = cache.keys.shape
-        if self._buffers[0].numel() < len(units) * unit * heads * d:
-            self._buffers = cache.keys.new_empty(2, len(units) * unit * heads * d)
+        """What each query sees in each tile, (S, T, H, count, d), and the tile's weight."""
         found = []
-        for pool, buffer in zip((cache.keys, cache.values), self._buffers, strict=True):
-            gathered = buffer[: len(units) * unit * heads * d].view(len(units), unit, heads, d)
-            torch.index_select(pool[layer].view(-1, unit, heads, d), 0, units, out=gathered)
-            found.append(gathered.view(-1, KEYS, heads, d).transpose(1, 2))
-        return found[0], found[1]
+        for some in p.gathers:
+            keys = self._read(0, cache.keys[layer], some.units, p.unit).to(q.dtype)
+            values = self._read(1, cache.values[layer], some.units, p.unit).to(q.dtype)
+            queries = q[some.queries].transpose(1, 2)  # (B, H, Q, d)
+            found.append(self.kernel(queries, keys, values, some.mask))
+        seen, log_weight = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
+        tiles = (-1, p.tiles)
+        return (
+            seen[:, :, : p.count].unflatten(0, tiles),
+            log_weight[:, :, : p.count].unflatten(0, tiles),
+        )
+
+    def _read(self, which: int, pool: torch.Tensor, units: torch.Tensor, unit: int) -> torch.Tensor:
+        """Tiles (B, H, KEYS, d) of a pool (blocks, block_size, H, d), good until the next call."""
+        heads, d = pool.shape[2:]
+        size = len(units) * unit * heads * d
+        if self._buffers.shape[1] < size or self._buffers.dtype != pool.dtype:
+            self._buffers = pool.new_empty(2, size)
+        gathered = self._buffers[which, :size].view(-1, unit, heads, d)
+        torch.index_select(pool.view(-1, unit, heads, d), 0, units, out=gathered)
+        return gathered.view(-1, KEYS, heads, d).transpose(1, 2)
 
 
 def flash(
