@@ -11,15 +11,8 @@ from small_models import random_ids, random_lm
 import g2c_serving as g
 from g2c_serving.lab import determinism, knife_edge
 from g2c_serving.lab.determinism import BITS, LAST, PART, PLAIN, SAME, Cell, determinism_matrix
-from g2c_serving.lab.disturbances import (
-    CROWD,
-    DISTURBANCES,
-    Case,
-    Contracts,
-    Parting,
-    Seen,
-    compare,
-)
+from g2c_serving.lab.disturbances import CROWD, DISTURBANCES, Case, Contracts
+from g2c_serving.lab.parting import Parting, Seen, compare
 
 ZEROS, ONES = torch.zeros(3), torch.ones(3)
 

@@ -41,6 +41,12 @@ def no_misses():
         ("02.returning", 464, 336),  # 128 + 50,000 - 388 * 128
         ("02.whole_blocks", 16, 1),
         ("02.context_bytes", 28.115, 26.7),  # 30,000 * 890 + 20 * 134 * 528 bytes
+        ("03.seat", 40, 5),  # 4 * 8 + 8
+        ("03.counter", lambda position, use: 3 * position + use, lambda p, u: p + u),
+        ("03.bias", 1.5, 1.0),  # 3 words against 2
+        ("03.top_p", [0, 1, 3], [0, 3]),  # 0.5 + 0.3 + 0.1
+        ("03.near_tie", "26.9 %", 50.0),  # 1 / (1 + e)
+        ("03.reason", "logits", "draws"),
     ],
 )
 def test_registered_exercises(name, right, wrong):

@@ -101,6 +101,14 @@ def test_section_2_is_done(capsys):
     assert line.split() == ["hit.evicted_compute", "Derived", "400", "400", "tokens", "ok"]
 
 
+def test_section_3_is_done(capsys):
+    assert figures.main(["--section", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "4 of 4 computed rows reproduced, 0 off, 0 not yet; 3 rows" in out
+    (line,) = [line for line in out.splitlines() if line.startswith("rng.stream ")]
+    assert line.split() == ["rng.stream", "Derived", "23", "23", "ok"]
+
+
 def test_sections_0_and_1_are_done(capsys):
     assert figures.main(["--section", "0"]) == 0
     assert figures.main(["--section", "1"]) == 0

@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.lab import knife_edge
-from g2c_serving.lab.disturbances import DISTURBANCES, Case, Contracts, Parting, Seen, compare
+from g2c_serving.lab.disturbances import DISTURBANCES, Case, Contracts
 from g2c_serving.lab.panel import Panel, choice
+from g2c_serving.lab.parting import Parting, Seen, compare
 from g2c_serving.lab.plots import BLACK, GREEN, GREY, ORANGE, PINK, Blocks
 
 PLAIN = "keyed draws, ordinary logits"

@@ -2,15 +2,14 @@
 
 Brief, section 3: think of reproducibility as three contracts, random draws, numerical results and
 sampling path. A `Contracts` says which of the first two an engine keeps; a disturbance is what
-differs between two runs of the same request. `compare` runs both and tells the first token where
-they part, and why: another random number (draw), or other bits of the logits (bit). The third
-contract needs speculation and moving a request needs a cluster: neither is here yet.
+differs between two runs of the same request. `parting.py` tells where two runs part, and why. The
+third contract needs speculation and moving a request needs a cluster: neither is here yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +17,8 @@ import torch
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine, Sampled
 from g2c_serving.forward.checkpoints import LanguageModel
-from g2c_serving.lab.shared_draws import SharedDrawEngine, first_difference
+from g2c_serving.lab.parting import Seen
+from g2c_serving.lab.shared_draws import SharedDrawEngine
 from g2c_serving.request import SamplingParams
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.schedule.scheduler import Scheduled
@@ -45,45 +45,6 @@ class Case:
     prompt: tuple[int, ...]
     params: SamplingParams
     strangers: tuple[tuple[int, ...], ...]
-
-
-@dataclass
-class Seen:
-    """One run of the request: its new tokens; for each, the logits (V,) it was sampled from and the
-    number it was drawn with."""
-
-    tokens: list[int] = field(default_factory=list)
-    logits: list[torch.Tensor] = field(default_factory=list)
-    numbers: list[Any] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Parting:
-    """Where two runs of one request part, counted in new tokens from 0; None: they never do.
-
-    token   the first token that differs
-    bit     the first logits that differ, in any bit; looked for as long as the tokens agree
-    draw    the first random number that differs, the same
-    gap     the largest difference of those logits
-    length  of the runs
-    """
-
-    token: int | None
-    bit: int | None
-    draw: int | None
-    gap: float
-    length: int
-
-    @property
-    def same(self) -> bool:
-        return (self.token, self.bit, self.draw) == (None, None, None)
-
-    @property
-    def reason(self) -> str:
-        """Of the first token that differs. A number of its own would have moved it in any case."""
-        if self.token is None:
-            return ""
-        return "draw" if self.draw is not None and self.draw <= self.token else "bit"
 
 
 # an engine that remembers
@@ -234,22 +195,3 @@ DISTURBANCES: dict[str, Disturbance] = {
     "fork": fork,
     "another engine": another_engine,
 }
-
-
-def compare(one: Seen, other: Seen) -> Parting:
-    """Where two runs of the same request part."""
-    token = first_difference(one.tokens, other.tokens)
-    agree = min(token + 1, len(one.tokens))  # logits after another token are another matter
-    bits = [
-        torch.equal(*pair) for pair in zip(one.logits[:agree], other.logits[:agree], strict=True)
-    ]
-    draws = [a == b for a, b in zip(one.numbers[:agree], other.numbers[:agree], strict=True)]
-    bit = bits.index(False) if False in bits else None
-    gap = 0.0 if bit is None else (one.logits[bit] - other.logits[bit]).abs().max().item()
-    return Parting(
-        token=None if token == len(one.tokens) else token,
-        bit=bit,
-        draw=draws.index(False) if False in draws else None,
-        gap=gap,
-        length=len(one.tokens),
-    )

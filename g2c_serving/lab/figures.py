@@ -12,9 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from g2c_serving.lab import charts, hit_calculator, memory, reservation
 from g2c_serving.lab.hit_calculator import EXAMPLE, FLASH
 from g2c_serving.lab.published import Row, rows
+from g2c_serving.request import SamplingParams
+from g2c_serving.sample import rng
+from g2c_serving.sample.sampler import MIN_TEMPERATURE
 
 # Row id -> the function that gives our value. Each section of the Brief adds its rows here.
 REPRODUCED: dict[str, Callable[[], float]] = {
@@ -48,6 +53,14 @@ REPRODUCED |= {
     "window.bytes": hit_calculator.window_bytes,
     "window.mib": lambda: hit_calculator.window_bytes() / 2**20,
     "global.bytes": lambda: hit_calculator.global_bytes(100_000) / 1e6,
+}
+
+# Section 3. The largest seed that a request takes; the stream of a draw; two sums of three floats.
+REPRODUCED |= {
+    "rng.seed_bits": lambda: (SamplingParams(seed=2**64 - 1).seed or 0).bit_length(),
+    "rng.stream": lambda: int(rng.counters(np.array([7]), rng.ACCEPT)[0, 0]),
+    "sampler.min_temperature": lambda: MIN_TEMPERATURE,
+    "float.assoc": lambda: (0.1 + 0.2) + 0.3 == 0.1 + (0.2 + 0.3),
 }
 
 OK, OFF, NOT_YET, SHOWN = "ok", "OFF", "not yet", "shown"
