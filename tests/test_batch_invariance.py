@@ -168,7 +168,10 @@ def test_other_precisions(dtype: torch.dtype) -> None:
         assert equal(run(model, texts, 4, "any"), alone(model, texts))
 
 
-@pytest.mark.parametrize("threads", [2, 3, 7])
+@pytest.mark.parametrize(
+    "threads",
+    [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 7))],  # more than cores
+)
 def test_threads(threads: int) -> None:
     """The same number of threads for all that is compared."""
     torch.set_num_threads(threads)
@@ -178,6 +181,23 @@ def test_threads(threads: int) -> None:
             expected = alone(model, texts)
             assert equal(run(model, texts, 4, "any"), expected)
             assert equal(run(model, texts, 4, 16), expected)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_every_path_at_once(lm: LanguageModel, threads: int, dtype: torch.dtype) -> None:
+    """Many texts, cut and mixed at random, over blocks of many sizes."""
+    torch.set_num_threads(threads)
+    try:
+        model, texts = model_of(lm, dtype=dtype), texts_of(lm)
+        expected = alone(model, texts)
+        for block_size in (3, 16, 128):
+            for company in (1, 3, 10):
+                assert equal(run(model, texts, company, "any", block_size, company), expected)
+        assert equal(run(model, texts[-2:], 2, 1), expected[-2:])
     finally:
         torch.set_num_threads(1)
 
