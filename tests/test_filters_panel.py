@@ -105,16 +105,6 @@ def test_floats_depend_on_the_order_and_whole_numbers_do_not(kind, apart):
     assert np.abs(found).max() < 1e-5
 
 
-def test_the_briefs_sum_in_two_orders():
-    """The Brief's own lines, with its own seed."""
-    torch.manual_seed(0)
-    x = torch.randn(100_000)
-    a, b = x.sum(), x.view(1000, 100).sum(1).sum()
-    assert (
-        sum_order.sums_of_a_hundred_thousand() == f"{torch.equal(a, b)}, {(a - b).item():.3g} apart"
-    )
-
-
 def test_the_order_panel():
     panel = sum_order.panel()
     assert panel.text.startswith("float32, blocks of 32") and "draws token" in panel.text

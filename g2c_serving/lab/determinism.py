@@ -73,16 +73,18 @@ class Matrix:
 def determinism_matrix(
     lm: LanguageModel, disturbances: Sequence[str] = tuple(DISTURBANCES), say: Any = None
 ) -> Matrix:
-    """Run every cell on the real engine. `say` gets a line of progress for each disturbance."""
+    """Run every cell on the real engine. `say` gets a line for each disturbance: how its runs
+    compare, row by row of `ROWS`."""
     plain, matrix = knife_edge.plain_case(lm), Matrix()
-    for done, name in enumerate(disturbances, start=1):
+    for name in disturbances:
         disturb = DISTURBANCES[name]
         edge = knife_edge.on_the_edge(plain, disturb)
         for row, (contracts, on_edge) in ROWS.items():
             case = edge if on_edge else plain
             matrix.cells[row, name] = cell_of(case, *disturb(case, contracts))
         if say is not None:
-            say(f"{done} of {len(disturbances)}: {name}")
+            marks = "  ".join(f"{_mark(matrix.cells[row, name]):3}" for row in ROWS)
+            say(f"{name:16} {marks}".rstrip())
     return matrix
 
 

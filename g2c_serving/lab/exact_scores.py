@@ -120,7 +120,7 @@ def compare(found: list[Change]) -> Picture:
         for k, change in enumerate(found):
             _points(axes, k, change)
         axes.set_xscale("log")
-        axes.set(xlim=(EQUAL / 2, 1e-2), ylim=(len(found) - 0.4, -0.6))
+        axes.set(xlim=(EQUAL / 2, 2e-2), ylim=(len(found) - 0.4, -0.6))
         axes.set_yticks(range(len(found)), [change.name for change in found])
         ticks = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2]
         axes.set_xticks([EQUAL, *ticks], ["equal", *(f"{tick:.0e}" for tick in ticks)])

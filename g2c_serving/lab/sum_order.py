@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 
 from g2c_serving.lab.panel import Panel, choice, slider, stops
@@ -37,13 +36,6 @@ def sums_apart(kind: str, seed: int, block: int) -> tuple[np.ndarray, np.ndarray
     a_row = weights.cumsum(dtype=weights.dtype)
     apart = a_row - sum_in_blocks(weights, block)
     return weights, apart.astype(float) / float(a_row[-1])
-
-
-def sums_of_a_hundred_thousand(seed: int = 0) -> str:
-    """The Brief's sketch: a sum of 100,000 numbers, and the same numbers in rows of 100."""
-    x = torch.randn(100_000, generator=torch.Generator().manual_seed(seed))
-    a, b = x.sum(), x.view(1000, 100).sum(1).sum()
-    return f"{torch.equal(a, b)}, {(a - b).item():.3g} apart"
 
 
 def panel() -> Panel:
