@@ -33,6 +33,7 @@ from g2c_serving.forward.tiled_attention import (
     QUERIES,
     TiledAttention,
     TileKernel,
+    aligned,
     flash,
     one_by_one,
     plan_pieces,
@@ -110,6 +111,7 @@ def by_tiles(
 
 
 def _tile(rows: torch.Tensor, start: int, size: int) -> torch.Tensor:
+    """A tile in memory of its own, so that all begin at the same alignment."""
     tile = rows[start : start + size]
     return F.pad(tile, (0, 0) * (tile.dim() - 1) + (0, size - len(tile)))
 
@@ -138,17 +140,18 @@ def try_queries(model: Transformer) -> tuple[TileKernel, list[int]]:
     queries = _random(0, QUERIES[0], heads, d).to(dtype)
     keys, values = _random(1, 2, 5, KEYS, heads, d).to(dtype).transpose(2, 3)
 
-    def attend(q: torch.Tensor, kernel: TileKernel, count: int) -> torch.Tensor:
-        """What queries (Q, H, d) see in the first of `count` tiles, (Q, H, d + 1)."""
-        q = q.transpose(0, 1).repeat(count, 1, 1, 1)  # (count, H, Q, d)
-        mask = q.new_zeros(count, 1, q.shape[2], KEYS)
-        seen, weight = kernel(q, keys[:count], values[:count], mask)
-        return torch.cat((seen[0], weight[0].unsqueeze(-1)), -1).transpose(0, 1)
+    def attend(q: torch.Tensor, kernel: TileKernel, first: int, last: int) -> torch.Tensor:
+        """What queries (Q, H, d) see in these tiles, (Q, last - first, H, d + 1)."""
+        q = aligned(q).repeat(last - first, 1, 1, 1)[..., :d].transpose(1, 2)
+        mask = q.new_zeros(len(q), 1, q.shape[2], KEYS)
+        seen, weight = kernel(q, keys[first:last], values[first:last], mask)
+        return torch.cat((seen, weight.unsqueeze(-1)), -1).permute(2, 0, 1, 3)
 
     for kernel in (flash, one_by_one):
 
         def both(q: torch.Tensor, kernel: TileKernel = kernel) -> torch.Tensor:
-            return torch.stack((attend(q, kernel, 1), attend(q, kernel, len(keys))), 1)
+            alone = [attend(q, kernel, i, i + 1) for i in range(len(keys))]
+            return torch.stack((torch.cat(alone, 1), attend(q, kernel, 0, len(keys))), 1)
 
         try:
             sizes = agreeing(both, (queries,), QUERIES)

@@ -19,9 +19,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.kv_cache import GATHER_BYTES, KVCache
@@ -32,28 +34,43 @@ RESULTS = 1 << 14  # of one query and one tile, kept at a time before they are a
 TileKernel = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
+class Piece(NamedTuple):
+    """Up to Q queries of a request: the rows `first` to `last` of the batch."""
+
+    request: int
+    first: int
+    last: int
+    position: int  # of the first row
+    first_tile: int  # of the keys that they see
+
+
 @dataclass(frozen=True)
 class Gather:
-    """Some pieces whose keys are gathered at a time: B tiles of keys, with Q queries each."""
+    """What is gathered at a time: B tiles of keys, with Q queries each."""
 
     queries: torch.Tensor  # (B, Q) rows of the batch
-    units: (
-        torch.Tensor
-    )  # (B * KEYS / unit,) of the pool, if that is cut into units of `unit` tokens
+    units: torch.Tensor  # (B * KEYS / unit,) of the pool, in units of `unit` tokens
     mask: torch.Tensor  # (B, 1, Q, KEYS), 0 or what hides a key
+
+    @classmethod
+    def of(cls, rows: np.ndarray, units: np.ndarray, mask: torch.Tensor) -> Gather:
+        """For pieces with queries (S, Q), units (S, U) and masks (S, T, Q, KEYS)."""
+        queries = np.repeat(rows, mask.shape[1], axis=0)
+        flat = mask.flatten(0, 1).unsqueeze(1)
+        return cls(torch.from_numpy(queries), torch.from_numpy(units.flatten()), flat)
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """S pieces of a batch: up to Q queries of a request each, and `tiles` tiles of keys that hold
-    all they see. A piece of fewer than Q queries repeats its last one."""
+    """S pieces of one shape: Q queries each, and `tiles` tiles of keys that hold all they see. One
+    of fewer than Q queries repeats its last."""
 
     gathers: list[Gather]
     unit: int
     tiles: int
     count: int  # queries of the fullest piece
     rows: torch.Tensor  # (K,) the rows of the batch that are answered
-    real: torch.Tensor | None  # (K,) where they are among S * count; None: they are all of them
+    real: torch.Tensor  # (K,) where they are among S * count
 
 
 def plan_pieces(
@@ -65,7 +82,7 @@ def plan_pieces(
     sizes   the numbers of queries that a piece may have, largest first
     """
     oldest = (window and batch.window_start) or [0] * len(batch.context_lens)
-    alike = defaultdict(list)  # the request, first and last row, position and first tile of each
+    alike = defaultdict(list)
     for r, (start, stop) in enumerate(zip(batch.query_start, batch.query_start[1:], strict=False)):
         offset = batch.context_lens[r] - stop  # from row to position
         for first in range(start, stop, sizes[0]):
@@ -73,64 +90,65 @@ def plan_pieces(
             size = min(s for s in sizes if s > last - first)
             seen = max(first + offset - window + 1, oldest[r]) if window else 0
             tiles = (last + offset) // KEYS - seen // KEYS + 1
-            alike[size, tiles].append((r, first, last, first + offset, seen // KEYS))
+            alike[size, tiles].append(Piece(r, first, last, first + offset, seen // KEYS))
     plan = []
     for (size, tiles), pieces in alike.items():
         most = max(1, RESULTS // (size * tiles))
         for i in range(0, len(pieces), most):
-            plan.append(_pieces(batch, cache, window, oldest, size, tiles, pieces[i : i + most]))
+            plan.append(_lay_out(batch, cache, window, oldest, size, tiles, pieces[i : i + most]))
     return plan
 
 
-def _pieces(
+def _lay_out(
     batch: ForwardBatch,
     cache: KVCache,
     window: int,
     oldest: Sequence[int],
     size: int,
     tiles: int,
-    pieces: Sequence[tuple[int, int, int, int, int]],
+    pieces: Sequence[Piece],
 ) -> Pieces:
     request, first, last, position, first_tile = np.array(pieces).T[:, :, None]  # (S, 1) each
     rows = np.minimum(first + np.arange(size), last)  # (S, Q)
     places = position + rows - first  # (S, Q)
+    begins = np.maximum(places - window + 1, np.array(oldest)[request]) if window else 0 * places
     keys = first_tile * KEYS + np.arange(tiles * KEYS)  # (S, T * KEYS)
-    hidden = keys[:, None] > places[:, :, None]  # (S, Q, T * KEYS)
-    if window:
-        begin = np.maximum(places - window + 1, np.array(oldest)[request])  # (S, Q)
-        hidden |= keys[:, None] < begin[:, :, None]
-    hidden = hidden.reshape(len(pieces), size, tiles, KEYS).swapaxes(1, 2)  # (S, T, Q, KEYS)
-    mask = torch.zeros(hidden.shape, dtype=precision_of(cache.keys.dtype)).unsqueeze(2)
-    # Finite, because a whole tile may be hidden: minus infinity less itself is no number.
-    mask.masked_fill_(torch.from_numpy(hidden).unsqueeze(2), torch.finfo(mask.dtype).min)
+    mask = _mask(keys, begins, places, precision_of(cache.keys.dtype))
     unit = math.gcd(KEYS, cache.block_size)  # tokens that lie together in tile and block alike
-    places_of_units = np.minimum(keys[:, ::unit], places[:, -1:])  # behind the last: it, again
-    blocks = batch.block_tables.numpy()[request, places_of_units // cache.block_size]
-    units = (blocks * cache.block_size + places_of_units % cache.block_size) // unit
+    at = np.minimum(keys[:, ::unit], places[:, -1:])  # behind the last place: that one again
+    blocks = batch.block_tables.numpy()[request, at // cache.block_size]
+    units = (blocks * cache.block_size + at % cache.block_size) // unit  # (S, T * KEYS / unit)
+    few = max(1, GATHER_BYTES // (tiles * KEYS * cache.keys[0, 0, 0].nbytes))
+    parts = [slice(i, i + few) for i in range(0, len(pieces), few)]
+    gathers = [Gather.of(rows[part], units[part], mask[part]) for part in parts]
     count = int((last - first).max()) + 1
     real = np.arange(count) <= last - first  # (S, count)
-    tile_bytes = KEYS * cache.keys[0, 0, 0].nbytes
-    most = max(1, GATHER_BYTES // (tiles * tile_bytes))  # pieces at a time
-    return Pieces(
-        [
-            Gather(
-                torch.from_numpy(rows[i : i + most].repeat(tiles, axis=0)),
-                torch.from_numpy(units[i : i + most].flatten()),
-                mask[i : i + most].flatten(0, 1),
-            )
-            for i in range(0, len(pieces), most)
-        ],
-        unit,
-        tiles,
-        count,
-        torch.from_numpy(rows[:, :count][real]),
-        None if real.all() else torch.from_numpy(np.flatnonzero(real)),
-    )
+    answered = torch.from_numpy(rows[:, :count][real])
+    return Pieces(gathers, unit, tiles, count, answered, torch.from_numpy(np.flatnonzero(real)))
+
+
+def _mask(
+    keys: np.ndarray, begins: np.ndarray, places: np.ndarray, dtype: torch.dtype
+) -> torch.Tensor:
+    """(S, T, Q, KEYS) for keys (S, T * KEYS) and queries (S, Q) that see `begins` to `places`."""
+    keys, begins, places = keys[:, None], begins[:, :, None], places[:, :, None]
+    hidden = torch.from_numpy((keys < begins) | (keys > places))  # (S, Q, T * KEYS)
+    mask = torch.zeros(hidden.shape, dtype=dtype)
+    # Finite, because a whole tile may be hidden: minus infinity less itself is no number.
+    mask.masked_fill_(hidden, torch.finfo(dtype).min)
+    return mask.unflatten(2, (-1, KEYS)).transpose(1, 2)
 
 
 def precision_of(dtype: torch.dtype) -> torch.dtype:
     """Tiles are attended in float32 at least: their results are rounded once, when added up."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def aligned(rows: torch.Tensor) -> torch.Tensor:
+    """Rows (..., d) filled up to a multiple of 16 numbers. Kernels take other ways at other
+    alignments, so that a query's memory must not begin elsewhere in the next tile; only the first d
+    numbers are used."""
+    return F.pad(rows, (0, -rows.shape[-1] % 16))
 
 
 class TiledAttention:
@@ -144,31 +162,27 @@ class TiledAttention:
         self, q: torch.Tensor, layer: int, cache: KVCache, plan: Sequence[Pieces]
     ) -> torch.Tensor:
         """Attention of queries (N, H, d) over the pages of `layer`; gives (N, H * d)."""
-        wide = q.to(precision_of(q.dtype))
-        out = wide.new_empty(len(q), q[0].numel())
+        n, heads, d = q.shape
+        wide = aligned(q.to(precision_of(q.dtype)))
+        out = wide.new_empty(n, heads * d)
         for p in plan:
-            seen, log_weight = self._attend(wide, layer, cache, p)
-            mixed = add_up(seen, log_weight).transpose(1, 2)  # (S, count, H, d)
-            mixed = mixed.reshape(-1, out.shape[1])
-            out.index_copy_(0, p.rows, mixed if p.real is None else mixed[p.real])
+            seen, log_weight = self._attend(wide, d, layer, cache, p)
+            mixed = add_up(seen, log_weight).transpose(1, 2).reshape(-1, heads * d)  # (S * count,)
+            out.index_copy_(0, p.rows, mixed if len(mixed) == len(p.rows) else mixed[p.real])
         return out.to(q.dtype)
 
     def _attend(
-        self, q: torch.Tensor, layer: int, cache: KVCache, p: Pieces
+        self, q: torch.Tensor, d: int, layer: int, cache: KVCache, p: Pieces
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What each query sees in each tile, (S, T, H, count, d), and the tile's weight."""
         found = []
         for some in p.gathers:
             keys = self._read(0, cache.keys[layer], some.units, p.unit).to(q.dtype)
             values = self._read(1, cache.values[layer], some.units, p.unit).to(q.dtype)
-            queries = q[some.queries].transpose(1, 2)  # (B, H, Q, d)
+            queries = q[some.queries].transpose(1, 2)[..., :d]  # (B, H, Q, d)
             found.append(self.kernel(queries, keys, values, some.mask))
         seen, log_weight = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
-        tiles = (-1, p.tiles)
-        return (
-            seen[:, :, : p.count].unflatten(0, tiles),
-            log_weight[:, :, : p.count].unflatten(0, tiles),
-        )
+        return tuple(t[:, :, : p.count].unflatten(0, (-1, p.tiles)) for t in (seen, log_weight))
 
     def _read(self, which: int, pool: torch.Tensor, units: torch.Tensor, unit: int) -> torch.Tensor:
         """Tiles (B, H, KEYS, d) of a pool (blocks, block_size, H, d), good until the next call."""
