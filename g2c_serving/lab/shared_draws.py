@@ -8,6 +8,7 @@ draws which number; what it changes in float32 is the second half of notebook 03
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,11 +64,17 @@ class Tale:
     length: int
 
     def __repr__(self) -> str:
-        lines = (f"alone:       {self.alone} ...", f"in company:  {self.in_company} ...")
+        lines = [_wrapped("alone", self.alone), _wrapped("in company", self.in_company)]
         if self.same == self.length:
             return "\n".join((*lines, f"All {self.length} tokens are the same."))
         same = "first token is" if self.same == 1 else f"first {self.same} tokens are"
         return "\n".join((*lines, f"Only the {same} the same."))
+
+
+def _wrapped(name: str, text: str) -> str:
+    return textwrap.fill(
+        f"{text} ...", 100, initial_indent=f"{name + ':':13}", subsequent_indent=" " * 13
+    )
 
 
 def tell(
