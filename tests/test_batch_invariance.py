@@ -388,6 +388,20 @@ def test_forks_and_samples() -> None:
     assert engine.differed == 0
 
 
+def test_what_is_drawn_and_how_likely_it_was() -> None:
+    """DeepInfer's test: prompts as a batch and each alone; tokens, log-probabilities and the five
+    best are equal, exactly."""
+    lm = g.load("tiny")
+    prompts = texts_of(lm, range(3, 80, 7))
+    params = [g.SamplingParams(max_tokens=8, seed=i, logprobs=5) for i in range(len(prompts))]
+    config = g.EngineConfig(batch_invariant=True, max_num_batched_tokens=50)
+    together = g.Engine(lm, config).generate(prompts, params)
+    one_by_one = g.Engine(lm, config)
+    for output, prompt, one in zip(together, prompts, params, strict=True):
+        (alone,) = one_by_one.generate([prompt], one)
+        assert (alone.token_ids, alone.logprobs) == (output.token_ids, output.logprobs)
+
+
 # the tiles
 
 
