@@ -138,7 +138,7 @@ def compare(lm: LanguageModel, users: int = USERS, steps: int = STEPS) -> Pictur
         _bars(left, "MB written a step, Derived", names, written)
         times = [by_cat.step_ms, by_page.step_ms, step]
         _bars(middle, "ms a step, Measured here", (*names, "the engine's\nwhole step"), times)
-        _bars(right, "MB at the peak, Derived", names, [by_cat.peak / 1e6, by_page.peak / 1e6])
+        _bars(right, "MB at peak, Derived", names, [by_cat.peak / 1e6, by_page.peak / 1e6])
         right.axvline(by_cat.live / 1e6, color=plots.BLACK, linestyle="--", linewidth=1)
         right.text(by_cat.live / 1e6, -0.72, " hold a token", fontsize=9, va="center")
     return plots.picture(
