@@ -48,8 +48,8 @@ def test_the_panel_of_the_two_causes(lm):
     }
     panel = decode_bits.panel(measured)
     assert "rows fixed: 4 of 8, by up to 1.0e-06" in panel.text
-    panel.controls["batch"].value = 64
-    assert "rows fixed: 32 of 64" in panel.text and panel.error is None
+    panel.controls["batch"].value = 32
+    assert "rows fixed: 16 of 32" in panel.text and panel.error is None
 
 
 # ---- DeepInfer's tests ----

@@ -25,7 +25,7 @@ from g2c_serving.sample.logprobs import token_logprobs
 from g2c_serving.sample.sampler import SamplingBatch, sample
 from g2c_serving.schedule.scheduler import Scheduled
 
-PROMPTS, TOKENS, TOP = 64, 8, 5
+PROMPTS, TOKENS, TOP = 64, 6, 5
 
 
 def shuffled_and_alone(rows: int = 64, vocab_size: int = 1024) -> tuple[bool, bool]:

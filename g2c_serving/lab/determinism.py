@@ -1,8 +1,8 @@
 """The matrix: which contracts an engine keeps, against what can happen to a request in a crowd.
 
 Brief, section 3: fully deterministic sampling needs keyed draws, batch-invariant logits and a fixed
-sampling path together. Each cell is two real runs of one request (`disturbances.py`). Where the
-row says so, top_p has been put on the edge between two sums on purpose (`knife_edge.py`). The third
+sampling path together. Each cell is two real runs of one request (`disturbances.py`). In all rows
+but one, top_p has been put on the edge between two sums on purpose (`knife_edge.py`). The third
 contract needs speculation, and migration needs more than one machine: not yet run.
 """
 
@@ -23,12 +23,12 @@ from g2c_serving.lab.plots import BLACK, GREEN, GREY, ORANGE, PINK, Blocks
 
 PLAIN = "keyed draws, ordinary logits"
 LAST = "keyed draws, invariant logits"
-ROWS: dict[str, tuple[Contracts, bool]] = {  # what is kept; whether top_p stands on an edge
-    "shared draws, ordinary logits": (Contracts(False, False), True),
-    "shared draws, invariant logits": (Contracts(False, True), True),
-    PLAIN: (Contracts(True, False), False),
-    f"{PLAIN}, on an edge": (Contracts(True, False), True),
-    LAST: (Contracts(True, True), True),
+ROWS: dict[str, Contracts] = {  # in all of them but PLAIN, top_p stands on an edge
+    "shared draws, ordinary logits": Contracts(keyed=False, invariant=False),
+    "shared draws, invariant logits": Contracts(keyed=False, invariant=True),
+    PLAIN: Contracts(keyed=True, invariant=False),
+    f"{PLAIN}, on an edge": Contracts(keyed=True, invariant=False),
+    LAST: Contracts(keyed=True, invariant=True),
 }
 NOT_YET_ROW, NOT_YET_COLUMN = "both, and a fixed path", "migration"
 SAME, BITS, PART, NOT_YET = "same", "bits", "part", "not yet run"
@@ -78,10 +78,13 @@ def determinism_matrix(
     plain, matrix = knife_edge.plain_case(lm), Matrix()
     for name in disturbances:
         disturb = DISTURBANCES[name]
-        edge = knife_edge.on_the_edge(plain, disturb)
-        for row, (contracts, on_edge) in ROWS.items():
-            case = edge if on_edge else plain
-            matrix.cells[row, name] = cell_of(case, *disturb(case, contracts))
+        runs = disturb(plain, ROWS[PLAIN])
+        edge = knife_edge.on_the_edge(plain, *runs)
+        for row, contracts in ROWS.items():
+            if row == PLAIN:
+                matrix.cells[row, name] = cell_of(plain, *runs)
+            else:
+                matrix.cells[row, name] = cell_of(edge, *disturb(edge, contracts))
         if say is not None:
             marks = "  ".join(f"{_mark(matrix.cells[row, name]):3}" for row in ROWS)
             say(f"{name:16} {marks}".rstrip())

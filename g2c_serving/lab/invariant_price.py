@@ -21,7 +21,7 @@ from g2c_serving.lab.plots import BLACK, line, source_note
 from g2c_serving.request import SamplingParams
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-PROMPT, STEPS, REPEATS = 64, 8, 3
+PROMPT, STEPS, REPEATS = 64, 6, 2
 ORDINARY, INVARIANT = "ordinary", "batch invariant"
 
 

@@ -17,7 +17,8 @@ import torch
 
 from g2c_serving.engine import Engine
 from g2c_serving.forward.checkpoints import LanguageModel
-from g2c_serving.lab.disturbances import CROWD, Case, Contracts, Disturbance
+from g2c_serving.lab.disturbances import CROWD, Case
+from g2c_serving.lab.parting import Seen
 from g2c_serving.lab.scoring import logits_of, next_logits
 from g2c_serving.request import SamplingParams
 from g2c_serving.sample.sampler import (
@@ -28,7 +29,7 @@ from g2c_serving.sample.sampler import (
     sample,
 )
 
-LENGTH, NEW_TOKENS = 41, 12  # of the prompt, one more than whole blocks, and of the answer
+LENGTH, NEW_TOKENS = 41, 10  # of the prompt, one more than whole blocks, and of the answer
 EDGE = 1  # the new token at which the model is undecided; before it, it is certain
 SEEDS = 2000
 CERTAIN = 0.99
@@ -80,10 +81,9 @@ def _entropy(logits: torch.Tensor) -> torch.Tensor:
     return torch.distributions.Categorical(logits=logits).entropy()
 
 
-def on_the_edge(case: Case, disturbance: Disturbance) -> Case:
-    """The case with the top_p and the seed for which ordinary logits part under `disturbance`.
-    Unchanged where their bits are equal here, or no token crosses."""
-    one, other = disturbance(case, Contracts(keyed=True, invariant=False))
+def on_the_edge(case: Case, one: Seen, other: Seen) -> Case:
+    """The case with a top_p and a seed for which two such runs part, `one` and `other` being its
+    runs with keyed draws. Unchanged where their bits are equal here, or no token crosses."""
     logits = torch.stack((one.logits[EDGE], other.logits[EDGE]))  # (2, V)
     if one.tokens[:EDGE] != other.tokens[:EDGE] or torch.equal(*logits):
         return case
