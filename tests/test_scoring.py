@@ -53,6 +53,13 @@ def test_log_probabilities_of_a_text_by_hand():
     assert torch.allclose(found, expected)
 
 
-def test_a_model_with_windows_is_refused():
-    with pytest.raises(ValueError, match="window layers"):
-        CourseModel(random_lm(window=4, window_layers=(0,)))
+def test_window_layers_see_their_window_alone():
+    """As the serving model computes them over pages."""
+    lm = random_lm(layers=3, window=4, window_layers=(0, 2))
+    ids = random_ids(lm, 30, seed=0)
+    dense = CourseModel(lm)(torch.tensor([ids]))[0]
+    assert torch.allclose(dense, logits_of(lm.model, [ids])[0], atol=1e-4)
+    whole = dataclasses.replace(
+        lm, config=dataclasses.replace(lm.config, window=0, window_layers=())
+    )
+    assert not torch.allclose(dense, CourseModel(whole)(torch.tensor([ids]))[0], atol=1e-2)

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.model import LAYER_NORM_EPS, Transformer
-from g2c_serving.lab.one_user import refuse_windows
 
 BLOCK = 16
 
@@ -65,11 +64,9 @@ def token_logprobs(logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
 
 class CourseModel:
     """`model(ids (B, T)) -> logits (B, T, V)` as the course computes them; T from 1 to max_seq_len.
-
-    ValueError for a model with window layers."""
+    Window layers, which the course does not have, see their window alone."""
 
     def __init__(self, lm: LanguageModel) -> None:
-        refuse_windows(lm, "CourseModel")
         self.config, self.weights, self.vocab_size = lm.config, lm.weights, lm.vocab_size
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
@@ -78,16 +75,19 @@ class CourseModel:
         for i in range(self.config.num_layers):
             name = f"blocks.{i}"
             if f"{name}.attn.q_proj.W" in w:  # the blocks that `inflate` adds have none
-                x = x + self._attention(self._norm(x, f"{name}.ln1"), f"{name}.attn")
+                window = self.config.window if i in self.config.window_layers else None
+                x = x + self._attention(self._norm(x, f"{name}.ln1"), f"{name}.attn", window)
             hidden = F.gelu(self._linear(self._norm(x, f"{name}.ln2"), f"{name}.ffn.fc1"))
             x = x + self._linear(hidden, f"{name}.ffn.fc2")  # (B, T, D)
         return self._norm(x, "ln_final") @ w["token_embed.weight"].T + w["head_bias"]
 
-    def _attention(self, x: torch.Tensor, name: str) -> torch.Tensor:
+    def _attention(self, x: torch.Tensor, name: str, window: int | None) -> torch.Tensor:
         q, k, v = (self._heads(self._linear(x, f"{name}.{p}_proj")) for p in "qkv")
         scores = q @ k.transpose(-2, -1) / math.sqrt(self.config.head_dim)  # (B, H, T, T)
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
-        seen = torch.softmax(scores.masked_fill(later, -math.inf), dim=-1) @ v  # (B, H, T, d)
+        place = torch.arange(x.shape[1], device=x.device)
+        behind = place[:, None] - place  # (T, T), how far the key lies behind the query
+        hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
+        seen = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1) @ v  # (B, H, T, d)
         return self._linear(seen.transpose(1, 2).flatten(2), f"{name}.out_proj")
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
