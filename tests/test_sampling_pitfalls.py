@@ -27,14 +27,6 @@ def test_whole_numbers_do_not_care_for_the_order(seed):
     assert pitfalls.sum_in_blocks(whole)[-1] == sum(whole.tolist())
 
 
-def test_a_remainder_favours_small_targets_and_rejection_does_not():
-    """256 words over 100 targets, by hand: 56 targets get three words and 44 get two; with the 56
-    words from 200 on thrown away each gets two."""
-    assert pitfalls.by_modulo(100).tolist() == [3] * 56 + [2] * 44
-    assert pitfalls.by_rejection(100).tolist() == [2] * 100
-    assert pitfalls.by_modulo(64).tolist() == pitfalls.by_rejection(64).tolist() == [4] * 64
-
-
 def test_the_courses_top_p_keeps_one_token_more_where_the_sum_is_just_p():
     """Four quarters: exact in floats too, so this is the rule and not a rounding."""
     for top_p, ours in ((0.25, 1), (0.5, 2), (0.75, 3)):

@@ -1,5 +1,5 @@
-"""Four small facts of notebook 03 about sampling, each with its numbers: what floats, a remainder,
-the course's top-p and a bare clamp of the temperature do, beside what the engine's sampler does.
+"""Three small facts of notebook 03 about sampling, each with its numbers: what floats, the course's
+top-p and a bare clamp of the temperature do, beside what the engine's sampler does.
 
 Brief, section 3, "Whose random numbers?".
 """
@@ -68,20 +68,6 @@ def order_changes_token(weights: np.ndarray, block: int = 32) -> Parting | None:
 def whole_numbers(weights: np.ndarray) -> np.ndarray:
     """The same weights in fixed point, int64."""
     return np.rint(weights.astype(np.float64) * 2**WEIGHT_BITS).astype(np.int64)
-
-
-# the remainder
-
-
-def by_modulo(total: int, bits: int = 8) -> np.ndarray:
-    """How many of all 2^bits words each target below `total` gets as a remainder, (total,)."""
-    return np.bincount(np.arange(2**bits) % total, minlength=total)
-
-
-def by_rejection(total: int, bits: int = 8) -> np.ndarray:
-    """The same, where the words from the last multiple of `total` on are thrown away."""
-    words = np.arange(2**bits)
-    return np.bincount(words[words < 2**bits // total * total] % total, minlength=total)
 
 
 # top-p
