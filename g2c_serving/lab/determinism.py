@@ -146,6 +146,7 @@ def _draw(figure: Figure, matrix: Matrix, columns: tuple[str, ...]) -> dict[str,
     axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
     axes.spines[:].set_visible(False)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8.5, handlelength=1.6)
+    figure.text(0.005, 0.9, "Measured here", fontsize=9, color="#555555")
     return {"chosen": Blocks(axes, 0, facecolor="none", edgecolor=BLACK, hatch="", linewidth=2.4)}
 
 
