@@ -66,8 +66,9 @@ class EngineConfig:
         object.__setattr__(self, "cache_bytes", as_int("cache_bytes", self.cache_bytes, 0))
         if self.cache_dir is None:
             return
-        if not isinstance(self.cache_dir, str | Path):
+        if not isinstance(self.cache_dir, str | Path) or not str(self.cache_dir):
             raise ValueError(f"cache_dir={self.cache_dir!r} must be a folder's path, or None")
+        object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser())
         if not self.enable_prefix_caching:
             raise ValueError(
                 f"cache_dir={str(self.cache_dir)!r} needs enable_prefix_caching=True: the disk "

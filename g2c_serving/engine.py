@@ -47,6 +47,8 @@ from g2c_serving.sample.sampler import FAULTS, batch_of, sample
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.scheduler import Scheduled, Scheduler
 
+MAX_SAMPLED_ROWS = 1024  # at a time: each takes a few times the vocabulary's size in memory
+
 logger = logging.getLogger(__name__)
 Sampled = tuple[int, TokenLogprobs | None]  # a token, negative for none, and what was asked of it
 
@@ -80,7 +82,8 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._requests)
+        """Whether `step` has something to do, or to tell of a step that was interrupted."""
+        return bool(self._requests or self._unreported)
 
     def add(
         self,
@@ -140,7 +143,11 @@ class Engine:
             for request in samples:
                 self._drop(request)
                 request.finish("abort")
-        return [RequestOutput(request, self.lm.tokenizer) for request in samples]
+            others = [o for o in self._unreported if o.request_id != request_id or o.finish_reason]
+            outputs = [RequestOutput(request, self.lm.tokenizer) for request in samples]
+            self._unreported = others + outputs  # for the next step, if an interrupt came
+        self._unreported = others
+        return outputs
 
     def generate(
         self,
@@ -183,7 +190,7 @@ class Engine:
         An interrupt ends the step between its phases, not within the bookkeeping of one: the next
         step goes on from there. Without unfinished requests nothing is done or recorded.
         """
-        if self.has_unfinished:
+        if self._requests:
             self._step()
         outputs, self._unreported = self._unreported, []
         return outputs
@@ -207,9 +214,8 @@ class Engine:
             error = f"{type(err).__name__} in the step: {err}"
             record.forward_ms += watch.lap()
         with deferred_interrupt():
-            outputs = self._process(scheduled, sampled, error)
-            self._unreported += outputs
-            self._remember(record, outputs)
+            self._process(scheduled, sampled, error)
+            self._remember(record)
             record.process_ms = watch.lap()
 
     # the four phases
@@ -218,8 +224,9 @@ class Engine:
         """The step's rows and their flat batch. Rows of like length stand side by side, as the
         attention groups want them."""
         scheduled = self.scheduler.schedule()
-        self.cache.copy(self.block_manager.take_copies())
-        self.cache.clear(self.block_manager.take_fresh())
+        self._report(self.scheduler.failed)
+        self.scheduler.failed = []
+        self.block_manager.prepare(self.cache)
         self.prefix_cache.load(self.cache)
         if not scheduled:
             return [], None
@@ -245,23 +252,31 @@ class Engine:
         """The next token of each request that samples in this step, in their order, with its
         log-probabilities. A prompt's last logits serve all samples of it."""
         families = [s.request.family for s in scheduled if s.samples]
-        if not families or logits is None:
+        if logits is None:
             return []
-        rows = [request for family in families for request in family]
-        if len(rows) > len(families):
-            logits = logits[[i for i, family in enumerate(families) for _ in family]]
-        batch = batch_of(rows, self.lm.vocab_size)
+        rows = [(i, request) for i, family in enumerate(families) for request in family]
+        sampled: list[Sampled] = []
+        for start in range(0, len(rows), MAX_SAMPLED_ROWS):
+            some = rows[start : start + MAX_SAMPLED_ROWS]
+            whole = len(some) == len(families)  # no prompt with several samples
+            sampled += self._draw(
+                [r for _, r in some], logits if whole else logits[[i for i, _ in some]]
+            )
+        return sampled
+
+    def _draw(self, requests: list[Request], logits: torch.Tensor) -> list[Sampled]:
+        """The next token of each of `requests` (R,) from its row of logits (R, V)."""
+        batch = batch_of(requests, self.lm.vocab_size)
         tokens = sample(logits, batch, ledger=self.ledger)
-        asked = [request.params.logprobs for request in rows]
+        asked = [request.params.logprobs for request in requests]
         return list(zip(tokens.tolist(), token_logprobs(logits, tokens, asked), strict=True))
 
     def _process(
         self, scheduled: list[Scheduled], sampled: list[Sampled], error: str | None
-    ) -> list[RequestOutput]:
-        """Append tokens, check what ends, give the outputs of all that moved."""
+    ) -> None:
+        """Append tokens, check what ends, report all that moved."""
         next_sampled = iter(sampled)
-        moved = self.scheduler.failed + [r for s in scheduled for r in s.request.family]
-        self.scheduler.failed = []
+        moved = [request for s in scheduled for request in s.request.family]
         for s in scheduled:
             if error is not None:
                 for request in s.request.family:
@@ -273,14 +288,10 @@ class Engine:
                 for request in s.request.family:
                     self._append(request, *next(next_sampled))
                 self._fork_siblings(s.request)
-        moved = [request for request in moved if request.state != EXPECTED]
-        for request in moved:
-            if request.state == FINISHED:
-                self._drop(request)
-        return [RequestOutput(request, self.lm.tokenizer) for request in moved]
+        self._report([request for request in moved if request.state != EXPECTED])
 
-    def _remember(self, record: StepRecord, outputs: list[RequestOutput]) -> None:
-        record.finished = [o.request_id for o in outputs if o.finish_reason is not None]
+    def _remember(self, record: StepRecord) -> None:
+        record.finished = [o.request_id for o in self._unreported if o.finish_reason is not None]
         record.preempted = [r.request_id for r in self.scheduler.preempted]
         self.scheduler.preempted = []
         record.num_waiting = len(self.scheduler.waiting)
@@ -291,6 +302,13 @@ class Engine:
         self.history.append(record)
 
     # what they share
+
+    def _report(self, moved: list[Request]) -> None:
+        """Note the outputs of requests that went on or ended, and drop those that ended."""
+        for request in moved:
+            if request.state == FINISHED:
+                self._drop(request)
+            self._unreported.append(RequestOutput(request, self.lm.tokenizer))
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
         if token < 0:
@@ -314,16 +332,28 @@ class Engine:
                 self.scheduler.fork(request, sibling)
 
     def _drop(self, request: Request) -> None:
-        """Give back all that a finished request held, and keep what may be of use to others."""
-        if request.finish_reason != "error":
-            self.prefix_cache.keep(request, self.cache)
+        """Give back all that a finished request held, and keep what may be of use to others. Not
+        after an error: nobody knows what it wrote."""
+        if request.finish_reason == "error":
+            self.block_manager.unname(request.sequence_id)
+        else:
+            self._keep(request)
         self.scheduler.remove(request)
         samples = self._requests[request.request_id]
         samples.remove(request)
         if not samples:
             del self._requests[request.request_id]
 
+    def _keep(self, request: Request) -> None:
+        try:
+            self.prefix_cache.keep(request, self.cache)
+        except Exception:  # no memory for a copy, say: the tiers lose it, and nobody else does
+            logger.exception("the blocks of request %d were not kept", request.request_id)
+
     def _unfinished(self, request_id: int) -> list[Request]:
-        if request_id not in self._requests:
-            raise KeyError(f"request_id {request_id} is not waiting or running in this engine")
+        if as_int("request_id", request_id, 0) not in self._requests:
+            raise KeyError(
+                f"request_id {request_id} is not waiting or running in this engine: it has ended, "
+                "or add() never gave that id"
+            )
         return list(self._requests[request_id])

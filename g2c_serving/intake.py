@@ -65,7 +65,7 @@ def check_can_run(
 def check_cache_options(cache_salt: str, traffic: str) -> None:
     if not isinstance(cache_salt, str):
         raise TypeError(f"cache_salt={cache_salt!r} must be a str, one for each tenant")
-    if traffic not in LIFETIMES:
+    if not isinstance(traffic, str) or traffic not in LIFETIMES:
         raise ValueError(f"traffic={traffic!r} must be one of {sorted(LIFETIMES)}")
 
 

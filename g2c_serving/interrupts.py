@@ -10,16 +10,18 @@ from contextlib import contextmanager
 
 @contextmanager
 def deferred_interrupt() -> Iterator[None]:
-    """Within the block SIGINT (Ctrl+C, the notebook's stop button) is only noted; KeyboardInterrupt
-    comes at its end. Other threads than the main one get no SIGINT, so there it does nothing."""
-    if threading.current_thread() is not threading.main_thread():
+    """Within the block SIGINT (Ctrl+C, the notebook's stop button) is only noted; at its end it
+    goes to whoever handles it, KeyboardInterrupt as a rule. Where nobody does, and in other threads
+    than the main one, which get no SIGINT, this does nothing."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
     noted: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
+    signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if noted:
-        raise KeyboardInterrupt
+        signal.signal(signal.SIGINT, handler)
+        if noted:
+            handler(signal.SIGINT, None)

@@ -37,6 +37,11 @@ def make_prefix_cache(
     if not config.enable_prefix_caching:
         return PrefixCache(block_manager)
     layers = [(b.attention.layer, b.windowed) for b in model.blocks if b.attention is not None]
+    if config.cache_dir is not None and layers and all(windowed for _, windowed in layers):
+        raise ValueError(
+            f"cache_dir={str(config.cache_dir)!r} is of no use to {lm.name}: all its layers see a "
+            "window only, and the disk keeps the others. Leave cache_dir out"
+        )
     return PrefixCache(
         block_manager,
         fingerprint(lm, model, config),
@@ -50,9 +55,10 @@ def make_prefix_cache(
 
 
 def fingerprint(lm: LanguageModel, model: Transformer, config: EngineConfig) -> str:
-    """All that decides the bits of a block: the weights, the precision and the device, whether the
-    company has a say, the kernels and the processor that they are chosen for, the layout. A block
-    of another fingerprint has other names, so it is never found."""
+    """All that decides a block, but for the rounding that company and threads decide in the
+    ordinary mode: the weights, the precision and the device, the mode, the kernels and the
+    processor that they are chosen for, the layout. A block of another fingerprint has other names,
+    so it is never found."""
     packed = any(block.up.packed is not None for block in model.blocks)
     parts = (
         lm.fingerprint,

@@ -156,6 +156,11 @@ class Request:
         child.was_admitted = True  # what it shares was not found in the cache
         return child
 
+    @property
+    def is_replaying(self) -> bool:
+        """Whether it is computing tokens again for their window state."""
+        return self.num_computed_tokens < self.replay_until
+
     def lose_blocks(self) -> None:
         """Its blocks are gone: all that it knows is its tokens."""
         self.num_computed_tokens = self.window_start = self.replay_until = 0
@@ -172,7 +177,8 @@ class RequestOutput:
     token_ids       the generated ids, an end-of-text id included
     text            what a user may see: reserved tokens left out, a half character held back
     seed            the seed in effect: with n=1 it replays this very output
-    num_cached_tokens   prompt tokens that were found in the cache when it was first admitted
+    num_cached_tokens   prompt tokens that were found in the cache when it was first admitted; 0 for
+                    a fork, and for the samples after the first: they share, they do not find
     logprobs        a `TokenLogprobs` for each generated token; None where they were not asked for
     """
 

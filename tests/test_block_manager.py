@@ -58,10 +58,10 @@ def test_the_block_freed_last_is_used_first():
 def test_every_block_handed_out_is_told_once():
     manager = BlockManager(num_blocks=4, block_size=4)
     manager.allocate(1, 5)
-    assert manager.take_fresh() == manager.tables[1]
-    assert manager.take_fresh() == []
+    assert wiped(manager) == manager.tables[1]
+    assert wiped(manager) == []
     manager.allocate(1, 9)
-    assert manager.take_fresh() == manager.tables[1][2:]
+    assert wiped(manager) == manager.tables[1][2:]
 
 
 def test_invariants_over_random_use():
@@ -103,6 +103,28 @@ def test_show_draws_every_block():
     assert manager.show() == "2 of 5 blocks free\nAAB.."
 
 
+class Log:
+    """Stands in for the pages: remembers what was asked of them."""
+
+    def copy(self, pairs):
+        self.copied = pairs
+
+    def clear(self, blocks):
+        self.wiped = blocks
+
+
+def copies(manager: BlockManager) -> list[tuple[int, int]]:
+    log = Log()
+    manager.prepare(log)
+    return log.copied
+
+
+def wiped(manager: BlockManager) -> list[int]:
+    log = Log()
+    manager.prepare(log)
+    return log.wiped
+
+
 def names(*labels: str) -> list[bytes]:
     return [label.encode() for label in labels]
 
@@ -112,7 +134,7 @@ def test_a_fork_shares_every_block_and_copies_nothing():
     manager.allocate(1, 10)  # two full blocks and a half-written one
     manager.fork(1, 2, num_tokens=10)
     assert manager.tables[2] == manager.tables[1] and manager.num_used == 3
-    assert manager.take_copies() == []
+    assert copies(manager) == []
     manager.check()
 
 
@@ -126,9 +148,9 @@ def test_only_a_shared_tail_is_copied_and_only_while_it_is_shared():
     manager.allocate(2, 11, num_computed=10)
     *full_too, copy = manager.tables[2]
     assert full_too == full and copy != tail
-    assert manager.take_copies() == [(tail, copy)]
+    assert copies(manager) == [(tail, copy)]
     manager.allocate(1, 11, num_computed=10)
-    assert manager.tables[1] == [*full, tail] and manager.take_copies() == []
+    assert manager.tables[1] == [*full, tail] and copies(manager) == []
     manager.check()
 
 
@@ -138,7 +160,7 @@ def test_a_fork_at_the_end_of_a_block_copies_nothing():
     manager.fork(1, 2, num_tokens=8)
     for sequence_id in (1, 2):
         manager.allocate(sequence_id, 9, num_computed=8)
-    assert manager.take_copies() == [] and manager.num_used == 4
+    assert copies(manager) == [] and manager.num_used == 4
     manager.check()
 
 
@@ -152,17 +174,19 @@ def test_a_copy_counts_as_a_missing_block():
     manager.check()
     manager.free(1)
     manager.allocate(2, 11, num_computed=10)  # alone now: in place
-    assert manager.take_copies() == []
+    assert copies(manager) == []
 
 
 def test_a_copy_for_a_sequence_that_ends_at_once_is_forgotten():
     manager = BlockManager(num_blocks=4, block_size=4)
     manager.allocate(1, 6)
-    manager.take_fresh()
+    wiped(manager)
     manager.fork(1, 2, num_tokens=6)
     manager.allocate(2, 7, num_computed=6)
     manager.free(2)
-    assert manager.take_copies() == [] and manager.take_fresh() == []
+    log = Log()
+    manager.prepare(log)
+    assert log.copied == log.wiped == []
     manager.check()
 
 
@@ -227,3 +251,47 @@ def test_show_tells_shared_cached_and_free_apart():
     manager.free(2)
     manager.allocate(3, 1)
     assert manager.show().splitlines() == ["3 of 6 blocks free", "2AoD.."]
+
+
+def test_what_fails_in_preparing_the_pages_is_done_again():
+    class Full(Log):
+        def copy(self, pairs):
+            raise MemoryError
+
+    manager = BlockManager(num_blocks=4, block_size=4)
+    manager.allocate(1, 6)
+    wiped(manager)
+    manager.fork(1, 2, num_tokens=6)
+    tail = manager.tables[1][-1]
+    manager.allocate(2, 9, num_computed=6)
+    with pytest.raises(MemoryError):
+        manager.prepare(Full())
+    log = Log()
+    manager.prepare(log)
+    assert log.copied == [(tail, manager.tables[2][1])] and log.wiped == [manager.tables[2][2]]
+
+
+def test_the_names_of_a_sequence_that_failed_are_taken_back():
+    manager = BlockManager(num_blocks=4, block_size=4)
+    manager.allocate(1, 4)
+    manager.publish(1, 0, names("good"))
+    manager.adopt(2, manager.match(names("good")))
+    manager.allocate(2, 8)
+    manager.publish(2, 1, names("bad"))
+    manager.unname(2)
+    manager.free(2)
+    assert manager.match(names("good")) and not manager.match(names("bad"))
+    manager.check()
+
+
+def test_a_preempted_fork_keeps_what_it_shares():
+    manager = BlockManager(num_blocks=8, block_size=4)
+    manager.allocate(1, 10)
+    manager.fork(1, 2, num_tokens=10)
+    manager.allocate(2, 13, num_computed=10)  # two shared blocks, a copied tail, a new block
+    assert manager.keep_shared(2) == 2 and manager.tables[2] == manager.tables[1][:2]
+    assert manager.keep_shared(2) == 2
+    manager.free(1)
+    assert manager.frees(2) and manager.keep_shared(2) == 0
+    manager.check()
+    assert manager.num_free == 8

@@ -25,11 +25,16 @@ class Blocks(RuleBasedStateMachine):
         self.next_id = 0
 
     def prepare(self) -> None:
-        """What the engine does before a forward: copies, then wiping."""
-        copied = [(list(self.pages[source]), to) for source, to in self.manager.take_copies()]
+        """What the engine does before a forward."""
+        self.manager.prepare(self)
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        copied = [(list(self.pages[source]), to) for source, to in pairs]
         for content, to in copied:
             self.pages[to] = content
-        for block in self.manager.take_fresh():
+
+    def clear(self, blocks: list[int]) -> None:
+        for block in blocks:
             self.pages[block] = [None] * BLOCK_SIZE
 
     def write(self, sequence_id: int, first: int) -> None:
@@ -93,6 +98,16 @@ class Blocks(RuleBasedStateMachine):
         one = data.draw(st.sampled_from(sorted(self.naive)))
         self.manager.free(one)
         self.start(one, self.naive.pop(one))
+
+    @precondition(lambda self: self.naive)
+    @rule(data=st.data())
+    def preempt_and_park(self, data):
+        one = data.draw(st.sampled_from(sorted(self.naive)))
+        kept = self.manager.keep_shared(one) * BLOCK_SIZE
+        self.naive[one] = self.naive[one][:kept]
+        if not kept:
+            self.manager.free(one)
+            del self.naive[one]
 
     @precondition(lambda self: len(self.naive) > 1)
     @rule(data=st.data())

@@ -13,6 +13,7 @@ import time
 import pytest
 from disk_writer import HASHES, payload
 
+from g2c_serving.__main__ import main
 from g2c_serving.schedule import disk_tier
 from g2c_serving.schedule.block_files import BlockFiles
 from g2c_serving.schedule.disk_index import INDEX, DiskIndex
@@ -441,3 +442,14 @@ def test_an_index_alone_raises(tmp_path):
     (tmp_path / INDEX).write_bytes(b"no database" * 500)
     with pytest.raises(sqlite3.DatabaseError):
         DiskIndex(tmp_path / INDEX)
+
+
+def test_files_whose_index_is_gone_are_cleared_too(tmp_path, capsys):
+    tier = DiskTier(tmp_path, 10**7)
+    tier.write([(h, payload(h)) for h in HASHES[:3]], "chat")
+    tier.close()
+    for path in tmp_path.rglob("index*"):
+        path.unlink()
+    assert main(["cache", "clear", "--dir", str(tmp_path)]) == 0
+    assert "removed" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("*.kv"))

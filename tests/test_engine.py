@@ -12,6 +12,7 @@ from fakes import GREEDY, FakeLM, continuation, engine, run
 from small_models import random_lm
 
 import g2c_serving as g
+from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.sample.rng import sample_seed
 
 # outputs
@@ -364,7 +365,7 @@ def test_an_interrupt_loses_no_failed_request():
     small = e.add([5], GREEDY)
 
     def interrupt(batch):
-        if e.scheduler.failed:
+        if any(output.finish_reason == "error" for output in e._unreported):
             lm.model.on_forward = lambda batch: None
             raise KeyboardInterrupt
 
@@ -507,3 +508,127 @@ def test_a_generate_after_an_interrupted_one_has_its_own_outputs_alone():
         e.generate([[1]], GREEDY)
     outputs = e.generate([[2]], GREEDY)
     assert [o.token_ids for o in outputs] == [continuation([2], 8)]
+
+
+def interrupted_after_a_failure() -> tuple[g.Engine, int, int]:
+    """An engine whose step found a request too big for the pool and was then broken off."""
+    lm = FakeLM()
+    e = engine(lm, num_blocks=3)
+    big = e.add([1] * 9, g.SamplingParams(temperature=0, max_tokens=20))
+    small = e.add([5], GREEDY)
+
+    def interrupt(batch):
+        if any(output.finish_reason == "error" for output in e._unreported):
+            lm.model.on_forward = lambda batch: None
+            raise KeyboardInterrupt
+
+    lm.model.on_forward = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            e.step()
+    return e, big, small
+
+
+def test_a_request_that_has_failed_can_neither_be_aborted_nor_forked():
+    e, big, small = interrupted_after_a_failure()
+    for call in (e.abort, e.fork):
+        with pytest.raises(KeyError, match="has ended"):
+            call(big)
+    e.abort(small)
+    assert e.has_unfinished  # there is an output that nobody has seen
+    assert [(o.request_id, o.finish_reason) for o in e.step()] == [(big, "error")]
+    assert not e.has_unfinished
+
+
+def test_generate_after_an_interrupted_generate_with_a_failure():
+    lm = FakeLM()
+    e = engine(lm, num_blocks=3)
+
+    def interrupt(batch):
+        if any(output.finish_reason == "error" for output in e._unreported):
+            raise KeyboardInterrupt
+
+    lm.model.on_forward = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        e.generate([[1] * 9, [5]], g.SamplingParams(temperature=0, max_tokens=20))
+    lm.model.on_forward = lambda batch: None
+    (output,) = e.generate([[7, 7]], GREEDY)
+    assert output.token_ids == continuation([7, 7], 8)
+
+
+def test_an_output_of_an_interrupted_step_is_still_to_come():
+    """SIGINT while the last request ends: `while has_unfinished` goes on, generate() refuses."""
+    e = engine()
+    last = e.add([1, 2], g.SamplingParams(temperature=0, max_tokens=1))
+    remove = e.scheduler.remove
+
+    def interrupted(request):
+        remove(request)
+        signal.raise_signal(signal.SIGINT)
+
+    e.scheduler.remove = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        e.step()
+    with pytest.raises(RuntimeError, match="step"):
+        e.generate([[3]], GREEDY)
+    assert e.has_unfinished and [o.request_id for o in e.step()] == [last]
+    assert not e.has_unfinished
+
+
+def test_an_aborted_request_is_not_reported_as_running_afterwards():
+    e = engine()
+    request_id = e.add([1, 2], GREEDY)
+    e.step()
+    remember = e._remember
+
+    def interrupted(record):
+        remember(record)
+        signal.raise_signal(signal.SIGINT)
+
+    e._remember = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        e.step()
+    assert [o.finish_reason for o in e.abort(request_id)] == ["abort"]
+    assert e.step() == []
+
+
+def test_an_interrupted_abort_gives_its_outputs_in_the_next_step():
+    e = engine()
+    request_id = e.add([1, 2], GREEDY)
+    e.step()
+    remove = e.scheduler.remove
+
+    def interrupted(request):
+        remove(request)
+        signal.raise_signal(signal.SIGINT)
+
+    e.scheduler.remove = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        e.abort(request_id)
+    assert [(o.request_id, o.finish_reason) for o in e.step()] == [(request_id, "abort")]
+
+
+def test_what_cannot_be_kept_harms_nobody():
+    e = engine(enable_prefix_caching=True)
+
+    def fail(request, cache):
+        raise MemoryError("no room to export a block")
+
+    e.prefix_cache.keep = fail
+    ids = [e.add([i] * 6, g.SamplingParams(temperature=0, max_tokens=3)) for i in range(3)]
+    outputs = run(e)
+    assert [outputs[i].token_ids for i in ids] == [continuation([i] * 6, 3) for i in range(3)]
+
+
+@pytest.mark.parametrize("policy", ["ignored", "own"])
+def test_the_users_own_policy_for_the_stop_button_stands(policy):
+    calls = []
+    handler = signal.SIG_IGN if policy == "ignored" else lambda number, frame: calls.append(number)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with deferred_interrupt():
+            signal.raise_signal(signal.SIGINT)
+            assert not calls
+        assert calls == ([] if policy == "ignored" else [signal.SIGINT])
+    finally:
+        signal.signal(signal.SIGINT, before)

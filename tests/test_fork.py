@@ -246,3 +246,86 @@ def test_a_copied_tail_holds_the_same_bits():
     for pool in (e.cache.keys, e.cache.values):
         assert torch.equal(pool[:, tail, :2], pool[:, copy, :2])
     assert run(e)[child].finish_reason == "length"
+
+
+def test_parked_samples_keep_the_prompt_while_others_use_it_too():
+    """To take the table of one that waits frees nothing while running ones use the same blocks, and
+    one that is preempted gives up its own blocks alone: the prompt is computed once."""
+    e = engine(FakeLM(max_seq_len=256), num_blocks=26, max_num_seqs=4)
+    e.add([i % 200 for i in range(80)], g.SamplingParams(n=32, max_tokens=8, temperature=0))
+    assert len(run_all(e)) == 32
+    assert e.stats.preemptions > 0
+    assert e.stats.prefill_tokens <= 80 + 8 * e.stats.preemptions  # what each had of its own
+
+
+def test_many_samples_in_a_small_pool():
+    e = engine(FakeLM(max_seq_len=64), num_blocks=8, max_num_seqs=2)
+    e.add(PROMPT, g.SamplingParams(n=3000, max_tokens=2, temperature=0))
+    for _ in range(5):
+        e.step()
+    assert e.block_manager.num_used <= 5
+    e.abort(0)
+    assert not e.has_unfinished
+    e.block_manager.check()
+
+
+def test_a_fork_does_not_overtake_those_who_wait():
+    e = engine(max_num_seqs=2)
+    parent = e.add([1, 2, 3], g.SamplingParams(temperature=0, max_tokens=50))
+    child = e.add([4, 5, 6], GREEDY)
+    e.step()
+    waiting = e.add([7], GREEDY)
+    e.abort(child)
+    child = e.fork(parent)
+    e.step()
+    running = [request.request_id for request in e.scheduler.running]
+    assert running == [parent, waiting] and [r.request_id for r in e.scheduler.waiting] == [child]
+    e.abort(parent)
+    outputs = run(e)
+    assert outputs[child].token_ids == continuation([1, 2, 3], 50)
+
+
+def test_a_fork_that_waits_makes_way_for_one_who_came_before():
+    """Nobody runs, the first in the queue has no room, and a fork behind it holds what it needs."""
+    e = engine(num_blocks=8, max_num_seqs=1)
+    parent = e.add([1] * 12, g.SamplingParams(temperature=0, max_tokens=3))
+    e.step()
+    first = e.add([2] * 24, GREEDY)
+    child = e.fork(parent)
+    outputs = run(e)
+    assert outputs[first].token_ids == continuation([2] * 24, 8)
+    assert outputs[child].token_ids == continuation([1] * 12, 3)
+
+
+def test_a_fork_keeps_its_stop_tokens_and_its_tenant():
+    stop = continuation(PROMPT, 5)[4]
+    e = engine(enable_prefix_caching=True)
+    params = g.SamplingParams(temperature=0, max_tokens=9, stop_token_ids=[stop])
+    parent = e.add(PROMPT, params, cache_salt="ann", traffic="agent")
+    e.step()
+    child = e.fork(parent)
+    e.abort(parent)
+    outputs = run(e)
+    assert outputs[child].finish_reason == "stop" and outputs[child].token_ids[-1] == stop
+    found = {salt: e.prefix_cache.names(PROMPT, salt)[0] for salt in ("ann", "")}
+    assert e.block_manager.match([found["ann"]]) and not e.block_manager.match([found[""]])
+    long = e.add(PROMPT + outputs[child].token_ids + [1], GREEDY, cache_salt="ann")
+    assert run(e)[long].num_cached_tokens == 12  # what the child alone had written, too
+
+
+def test_the_first_tokens_of_many_samples_are_drawn_a_thousand_at_a_time(monkeypatch):
+    sizes = []
+    draw = g.engine.sample
+
+    def watched(logits, batch, **options):
+        sizes.append(len(logits))
+        return draw(logits, batch, **options)
+
+    monkeypatch.setattr(g.engine, "sample", watched)
+    e = engine(max_num_seqs=8)
+    e.add(PROMPT, g.SamplingParams(n=2500, max_tokens=1, seed=4))
+    outputs = run_all(e)
+    assert sizes == [1024, 1024, 452] and len(outputs) == 2500
+    alone = engine()
+    alone.add(PROMPT, g.SamplingParams(max_tokens=1, seed=outputs[2222].seed))
+    assert run_all(alone)[0].token_ids == outputs[2222].token_ids

@@ -27,6 +27,8 @@ def test_what_is_not_in_the_cache_is_not_reused():
 
 def test_a_replay_that_would_begin_at_the_first_token_is_no_hit():
     assert hit(300, 128, window=128, slack=6, state_held=False) == Hit(0, 0, 300)
+    assert hit(400, 128, window=128, slack=6, state_held=False) == Hit(0, 0, 400)
+    assert hit(520, 128, window=128, slack=6, state_held=False) == Hit(256, 128, 264)
 
 
 @given(

@@ -175,3 +175,41 @@ def test_any_conversation_gives_the_tokens_of_a_run_without_a_cache(seed):
     assert cached.stats.cached_tokens > 0
     done = cached.stats.cached_tokens + cached.stats.prefill_tokens
     assert done >= plain.stats.prefill_tokens  # what was not computed was found
+
+
+def test_what_a_failed_request_wrote_is_not_found():
+    """Logits that are not numbers: the blocks it wrote may hold the same."""
+    lm = FakeLM()
+    e = caching(lm)
+    lm.model.broken = {9}
+    for last in ([9], [1, 1, 1, 1, 9]):  # in one step, and after a block was named
+        e.add(EIGHT + last, GREEDY)
+        assert run(e).popitem()[1].finish_reason == "error"
+        assert not e.block_manager.hash_of
+    lm.model.broken = set()
+    assert ask(e, EIGHT + [9]).num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_an_exception_in_preparing_a_step_changes_no_token(count):
+    """Out of memory while blocks are copied, `count` times: the step is scheduled again."""
+    e = caching()
+    parent = e.add([*EIGHT, 5], GREEDY)
+    e.step()
+    child = e.fork(parent)
+    copy = e.cache.copy
+
+    def fail(pairs):
+        nonlocal count
+        count -= 1
+        if not count:
+            e.cache.copy = copy
+        raise MemoryError("no room for a copy")
+
+    e.cache.copy = fail
+    for _ in range(count):
+        with pytest.raises(MemoryError):
+            e.step()
+    outputs = run(e)
+    expected = continuation([*EIGHT, 5], 8)
+    assert outputs[parent].token_ids == outputs[child].token_ids == expected

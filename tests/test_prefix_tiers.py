@@ -236,3 +236,144 @@ def test_host_memory_holds_the_states_used_last():
     assert states.num_bytes == 120 and len(states) == 3
     states.clear()
     assert states.num_bytes == 0 and bytes([0]) not in states
+
+
+def test_a_replay_leaves_the_loaded_blocks_of_the_global_layers_as_they_were(tmp_path, window_lm):
+    e, other = windowed(tmp_path, window_lm), windowed(tmp_path, window_lm)
+    (first,) = e.generate([PROMPT], FEW)
+    second = PROMPT + first.token_ids + TURN
+    other.add(second, FEW)
+    other.step()
+    (table,) = other.block_manager.tables.values()
+    loaded = other.prefix_cache.disk.read(other.prefix_cache.names(second)[:7])
+    assert other.cache.export_blocks(table[:7], other.prefix_cache.global_layers) == loaded
+
+
+@pytest.mark.parametrize("tokens_a_step", [2, 4, 5])
+def test_a_fork_in_the_middle_of_a_replay_reads_no_empty_block(tmp_path, window_lm, tokens_a_step):
+    """The child would share the blocks up to where its parent is, and the replay has not written
+    the global layers of those behind: it begins anew."""
+    e = windowed(tmp_path, window_lm)
+    (first,) = e.generate([PROMPT], FEW)
+    second = PROMPT + first.token_ids + TURN
+    plain = g.Engine(window_lm, g.EngineConfig(block_size=4, dtype="float64"))
+    expected = plain.generate([second], FEW)[0].token_ids
+    other = windowed(tmp_path, window_lm, max_num_batched_tokens=tokens_a_step)
+    parent = other.add(second, FEW)
+    other.step()
+    child = other.fork(parent)
+    assert child not in [r.request_id for r in other.scheduler.running]
+    other.prefix_cache.disk, other.prefix_cache.enabled = None, False  # the child computes it all
+    outputs = run(other)
+    assert outputs[child].token_ids == expected
+    assert other.block_manager.num_free == other.config.num_blocks
+
+
+def test_a_preempted_request_forgets_its_replay(tmp_path, window_lm):
+    """After it the whole context is computed again, and exact."""
+    e = windowed(tmp_path, window_lm)
+    (first,) = e.generate([PROMPT], FEW)
+    second = PROMPT + first.token_ids + TURN
+    other = windowed(tmp_path, window_lm)
+    other.add(second, FEW)
+    other.step()
+    (request,) = other.scheduler.running
+    assert not request.is_exact and request.window_start == 22
+    other.prefix_cache.disk = None
+    other.scheduler._preempt(request)
+    assert request.is_exact and request.window_start == request.num_computed_tokens == 0
+    generated = list(request.token_ids)
+    other.step()
+    plain = g.Engine(window_lm, g.EngineConfig(block_size=4, dtype="float64"))
+    (output,) = plain.generate([generated], g.SamplingParams(temperature=0, max_tokens=1))
+    assert request.token_ids == generated + output.token_ids
+
+
+def test_a_window_state_is_kept_only_where_all_of_it_is_there(tmp_path, window_lm):
+    """A request that was restored at one block end knows nothing of the window before it."""
+    e, other = windowed(tmp_path, window_lm), windowed(tmp_path, window_lm)
+    (first,) = e.generate([PROMPT], FEW)
+    second = PROMPT + first.token_ids + TURN
+    name = e.prefix_cache.names(second)[7]
+    other.prefix_cache.windows.put(name, e.prefix_cache.windows.get(name))  # this one alone
+    other.generate([second], g.SamplingParams(temperature=0, max_tokens=1))
+    exact = windowed(tmp_path / "another", window_lm)
+    exact.generate([second], FEW)
+    kept, names = other.prefix_cache.windows, other.prefix_cache.names(second)
+    assert [n in kept for n in names] == [False] * 7 + [True, True]
+    expected = exact.prefix_cache.windows.get(names[8])
+    torch.testing.assert_close(kept.get(names[8]), expected, rtol=0, atol=1e-10)
+
+
+def test_blocks_of_the_device_are_taken_where_those_of_the_disk_find_no_room(tmp_path, window_lm):
+    """A longer hit on disk needs blocks of the request's own; here only shared ones make room."""
+    e = windowed(tmp_path, window_lm)
+    (first,) = e.generate([PROMPT], FEW)
+    second = PROMPT + first.token_ids + TURN
+    other = windowed(tmp_path, window_lm, num_blocks=14)
+    other.prefix_cache.windows = e.prefix_cache.windows
+    disk, other.prefix_cache.disk = other.prefix_cache.disk, None
+    running = other.add([*PROMPT[:24], 9], g.SamplingParams(temperature=0, max_tokens=20))
+    other.step()
+    other.prefix_cache.disk = disk
+    late = other.add(second, FEW)
+    outputs = run(other)
+    plain = g.Engine(window_lm, g.EngineConfig(block_size=4, dtype="float64"))
+    assert outputs[late].token_ids == plain.generate([second], FEW)[0].token_ids
+    assert outputs[late].num_cached_tokens == 24
+    assert len(outputs[running].token_ids) == 20
+
+
+def test_a_load_that_fails_is_done_again(tmp_path):
+    first = ask(on_disk(tmp_path), EIGHT)
+    e = on_disk(tmp_path)
+    load, prompt = e.cache.import_blocks, [*EIGHT, *first.token_ids, 7]
+
+    def fail(*args):
+        e.cache.import_blocks = load
+        raise MemoryError("no room for the pages")
+
+    e.cache.import_blocks = fail
+    request_id = e.add(prompt, GREEDY)
+    with pytest.raises(MemoryError):
+        e.step()
+    output = run(e)[request_id]
+    assert output.num_cached_tokens == 12 and output.token_ids == continuation(prompt, 8)
+
+
+def test_a_request_that_is_aborted_before_its_load_is_done_again(tmp_path):
+    ask(on_disk(tmp_path), EIGHT)
+    e = on_disk(tmp_path)
+    load = e.cache.import_blocks
+
+    def fail(*args):
+        e.cache.import_blocks = load
+        raise MemoryError("no room for the pages")
+
+    e.cache.import_blocks = fail
+    request_id = e.add([*EIGHT, 7], GREEDY)
+    with pytest.raises(MemoryError):
+        e.step()
+    e.abort(request_id)
+    e.block_manager.check()
+    assert ask(e, [*EIGHT, 7]).num_cached_tokens == 8
+
+
+def test_a_model_of_windows_alone_needs_no_disk(tmp_path):
+    lm = random_lm(layers=2, window=4, window_layers=(0, 1))
+    with pytest.raises(ValueError, match="cache_dir.*window only"):
+        windowed(tmp_path, lm)
+    config = g.EngineConfig(block_size=4, dtype="float64", enable_prefix_caching=True)
+    e, plain = g.Engine(lm, config), g.Engine(lm, g.EngineConfig(block_size=4, dtype="float64"))
+    expected = plain.generate([PROMPT], FEW)[0].token_ids
+    assert [e.generate([PROMPT], FEW)[0].token_ids for _ in range(2)] == [expected] * 2
+    assert e.stats.cached_tokens > 0
+
+
+def test_a_home_folder_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    ask(on_disk("~/kv"), EIGHT)
+    assert list((tmp_path / "kv").rglob("*.kv"))
+    with pytest.raises(ValueError, match="cache_dir"):
+        g.EngineConfig(enable_prefix_caching=True, cache_dir="")

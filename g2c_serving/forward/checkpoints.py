@@ -59,7 +59,7 @@ class LanguageModel:
         digest = hashlib.sha256(repr(self.config).encode())
         for name in sorted(self.weights):
             digest.update(name.encode())
-            digest.update(self.weights[name].contiguous().numpy().data)
+            digest.update(self.weights[name].detach().contiguous().numpy().data)
         return digest.hexdigest()
 
 

@@ -6,10 +6,13 @@ by the name of the block before it, which stands for all the earlier ones:
     name = sha256(name of the parent, tokens, salt of the tenant, fingerprint of the model)
 
 Every field goes in with a tag and its length, so that no two different sets of fields give the same
-bytes. Equal names mean equal contents, on any engine with the same fingerprint (Brief, section 2:
-"matching a chain of block hashes"). The hash is a strong one because other tenants choose some of
-the prompts: with a weak hash one could be crafted to hit another's block. Only full blocks have a
-name; a half-filled one will still change.
+bytes. The hash is a strong one because other tenants choose some of the prompts: with a weak hash
+one could be crafted to hit another's block. Only full blocks have a name; a half-filled one will
+still change.
+
+Equal names mean the same keys and values, on any engine with the same fingerprint (Brief, section
+2: "matching a chain of block hashes"): to the last bit in batch-invariant mode, else but for the
+rounding, which depends on the company that they were computed in.
 """
 
 from __future__ import annotations
@@ -33,17 +36,24 @@ def block_hash(parent: bytes, token_ids: Sequence[int], salt: str, fingerprint: 
 
 
 def hash_chain(
+    token_ids: Sequence[int], block_size: int, salt: str, fingerprint: str
+) -> list[bytes]:
+    """The names of all full blocks of `token_ids`, first to last."""
+    chain: list[bytes] = []
+    extend_chain(chain, len(token_ids) // block_size, token_ids, block_size, salt, fingerprint)
+    return chain
+
+
+def extend_chain(
+    chain: list[bytes],
+    count: int,
     token_ids: Sequence[int],
     block_size: int,
     salt: str,
     fingerprint: str,
-    known: Sequence[bytes] = (),
-) -> list[bytes]:
-    """The names of all full blocks of `token_ids`, first to last. `known` are the first of them,
-    where they have been worked out before."""
-    chain = list(known)
-    for i in range(len(chain), len(token_ids) // block_size):
+) -> None:
+    """Add names to `chain` until it has those of the first `count` blocks."""
+    for i in range(len(chain), count):
         parent = chain[-1] if chain else ROOT_NAME
         tokens = token_ids[i * block_size : (i + 1) * block_size]
         chain.append(block_hash(parent, tokens, salt, fingerprint))
-    return chain

@@ -23,6 +23,17 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
+
+
+class Pages(Protocol):
+    """What holds the blocks' contents: `forward/kv_cache.py`."""
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks (source, destination). All sources are read before anything is written."""
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Wipe `blocks`."""
 
 
 class OutOfBlocks(Exception):
@@ -90,6 +101,17 @@ class BlockManager:
             self.ref_counts[block] += 1
         self.tables[child_id] = table
 
+    def keep_shared(self, sequence_id: int) -> int:
+        """Drop the sequence's blocks from the first one on that it alone uses: to hold the others
+        costs nothing. How many are left."""
+        table = self.tables[sequence_id]
+        kept = 0
+        while kept < len(table) and self.ref_counts[table[kept]] > 1:
+            kept += 1
+        while len(table) > kept:
+            self._release(table.pop())
+        return kept
+
     def free(self, sequence_id: int) -> None:
         """Drop the sequence's table; none for an unknown sequence. From the last block to the
         first: a cached prefix is of no use without its beginning, so its end is to go first."""
@@ -102,7 +124,7 @@ class BlockManager:
         """Name the sequence's blocks from the `first` on, so that others find them. Only for blocks
         that are full and written. A name that another block bears already stays with that one."""
         for block, name in zip(self.tables[sequence_id][first:], hashes, strict=False):
-            if name not in self.block_of and block not in self.hash_of:
+            if name not in self.block_of:
                 self.hash_of[block], self.block_of[name] = name, block
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:
@@ -125,21 +147,27 @@ class BlockManager:
                 del self.cached_blocks[block]
             self.ref_counts[block] += 1
         self.tables[sequence_id] = list(blocks)
-        self.peak_used = max(self.peak_used, self.num_used)
 
-    # what the owner of the pages must do before the next step: first the copies, then the wiping
+    def unname(self, sequence_id: int) -> None:
+        """Take the names from the blocks that this sequence alone uses: nobody is to find them."""
+        for block in self.tables.get(sequence_id, ()):
+            if self.ref_counts[block] == 1 and block in self.hash_of:
+                del self.block_of[self.hash_of.pop(block)]
 
-    def take_copies(self) -> list[tuple[int, int]]:
-        """(source, destination) of the blocks to copy since the last call, all read before any is
-        written: a source may have a new owner by now."""
-        copies, self.copies = self.copies, {}
-        return [(source, destination) for destination, source in copies.items()]
+    def frees(self, sequence_id: int) -> bool:
+        """Whether any block would be free if the sequence gave up its table."""
+        return any(self.ref_counts[block] == 1 for block in self.tables.get(sequence_id, ()))
 
-    def take_fresh(self) -> list[int]:
-        """The blocks handed out since the last call. Whoever owns the cache wipes them, so that
-        nothing of the last owner reaches the next one, not even what is not a number."""
-        fresh, self.fresh = sorted(self.fresh), set()
-        return fresh
+    # what must be done to the pages before the next step
+
+    def prepare(self, pages: Pages) -> None:
+        """Make the copies, and wipe the blocks that were handed out, so that nothing of the last
+        owner reaches the next one, not even what is not a number. Copies come first: a source may
+        have a new owner by now. What fails is done again at the next call."""
+        pages.copy([(source, destination) for destination, source in self.copies.items()])
+        self.copies = {}
+        pages.clear(sorted(self.fresh))
+        self.fresh = set()
 
     # for the reader
 

@@ -17,7 +17,8 @@ SWEEP_SECONDS = 86_400.0
 
 def layouts(folder: Path) -> list[Path]:
     """The caches in a folder, one for each version of the layout that ever wrote there."""
-    return sorted(path.parent for path in folder.glob(f"v*/{INDEX}"))
+    found = folder.glob("v*")
+    return sorted(p for p in found if (p / INDEX).exists() or any(p.glob("*.kv")))
 
 
 def other_layouts(folder: Path) -> list[Path]:

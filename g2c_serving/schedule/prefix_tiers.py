@@ -27,7 +27,7 @@ import torch
 
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.request import Request
-from g2c_serving.schedule.block_hash import hash_chain
+from g2c_serving.schedule.block_hash import extend_chain, hash_chain
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.disk_tier import DiskTier
 from g2c_serving.schedule.hit_rule import Hit, hit
@@ -116,13 +116,7 @@ class PrefixCache:
         """The device's blocks that the request can share, in order."""
         if not self.enabled:
             return []
-        request.block_hashes = hash_chain(
-            request.token_ids,
-            self.block_size,
-            request.cache_salt,
-            self.fingerprint,
-            known=request.block_hashes,
-        )
+        self._name_blocks(request, len(request.token_ids) // self.block_size)
         return self.block_manager.match(request.block_hashes[: self._most_blocks(request)])
 
     def admit(self, request: Request, shared: list[int]) -> None:
@@ -190,8 +184,8 @@ class PrefixCache:
 
     def load(self, cache: KVCache) -> None:
         """Write what was found below the device into the pages of the requests it is for."""
-        loads, self.loads = self.loads, []
-        for one in loads:
+        while self.loads:
+            one = self.loads[0]
             table = self.block_manager.tables[one.request.sequence_id]
             blocks = table[one.first_block : one.first_block + len(one.payloads)]
             cache.import_blocks(blocks, self.global_layers, one.payloads)
@@ -201,6 +195,11 @@ class PrefixCache:
                 end = len(blocks) * self.block_size
                 slots = cache.slots(table, end - self.window, end)
                 cache.import_slots(slots, self.window_layers, one.state)
+            self.loads.pop(0)  # only now: what fails is loaded again before the next step
+
+    def forget(self, request: Request) -> None:
+        """Load nothing more for a request that gives up its blocks."""
+        self.loads = [one for one in self.loads if one.request is not request]
 
     # a request goes on, and ends
 
@@ -211,7 +210,7 @@ class PrefixCache:
         first = (request.num_computed_tokens - num_tokens) // self.block_size
         if not self.enabled or first == last or not request.is_exact:
             return
-        self._hash_up_to(request, last)
+        self._name_blocks(request, last)
         self.block_manager.publish(request.sequence_id, first, request.block_hashes[first:last])
 
     def keep(self, request: Request, cache: KVCache) -> None:
@@ -221,7 +220,7 @@ class PrefixCache:
         full = request.num_computed_tokens // self.block_size
         if self.disk is None or table is None or not full or not request.is_exact:
             return
-        self._hash_up_to(request, full)
+        self._name_blocks(request, full)
         names = request.block_hashes[:full]
         there = self.disk.has(names)
         missing = [i for i in range(full) if names[i] not in there]
@@ -244,12 +243,7 @@ class PrefixCache:
                 slots = cache.slots(table, end - self.window, end)
                 self.windows.put(names[count - 1], cache.export_slots(slots, self.window_layers))
 
-    def _hash_up_to(self, request: Request, count: int) -> None:
-        if len(request.block_hashes) < count:
-            request.block_hashes = hash_chain(
-                request.token_ids[: count * self.block_size],
-                self.block_size,
-                request.cache_salt,
-                self.fingerprint,
-                known=request.block_hashes,
-            )
+    def _name_blocks(self, request: Request, count: int) -> None:
+        """Work out the names of the request's first `count` blocks, where they are not known."""
+        known, salt = request.block_hashes, request.cache_salt
+        extend_chain(known, count, request.token_ids, self.block_size, salt, self.fingerprint)

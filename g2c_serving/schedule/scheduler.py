@@ -50,8 +50,8 @@ class Scheduler:
     """Queues of waiting and running requests, both in order of arrival: requests are admitted from
     the head of the one and preempted from the end of the other.
 
-    Whoever waits holds no block, but for a fork that found no seat: it is parked, and keeps what it
-    shares until somebody needs the room.
+    Whoever waits holds no block, but for a fork that found no seat or was preempted: it is parked,
+    and keeps what it shares until somebody needs the room.
     """
 
     def __init__(
@@ -77,9 +77,10 @@ class Scheduler:
         self.waiting.append(request)
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let `child` go on from where `parent` is, on the same blocks. It runs if there is a seat;
-        else it is parked. The child of one that is not running waits like a new request."""
-        if parent.state == WAITING and parent.sequence_id not in self._parked:
+        """Let `child` go on from where `parent` is, on the same blocks. It runs if there is a seat
+        and nobody waits who came before it; else it is parked. The child of one that waits, or that
+        replays its window, waits like a new request."""
+        if parent.sequence_id not in self.block_manager.tables or parent.is_replaying:
             return self.add(child)
         child.num_computed_tokens = parent.num_computed_tokens
         child.window_start, child.replay_until = parent.window_start, parent.replay_until
@@ -88,7 +89,8 @@ class Scheduler:
             True,
         )  # not found: shared
         self.block_manager.fork(parent.sequence_id, child.sequence_id, child.num_computed_tokens)
-        if len(self.running) < self.max_running:
+        first = not self.waiting or child.sequence_id < self.waiting[0].sequence_id
+        if first and len(self.running) < self.max_running:
             self._run(child)
         else:
             self._parked[child.sequence_id] = child
@@ -136,29 +138,40 @@ class Scheduler:
         while not manager.can_allocate(*needs):
             if manager.blocks_for(num_tokens) > manager.num_blocks:
                 return self._fail(request)
-            if self._unpark():
-                continue
             victim = self.running[-1]
+            if self._unpark(useless_too=victim is request):
+                continue
             self._preempt(victim)
             if victim is request:
                 return
         manager.allocate(*needs)
 
-    def _unpark(self) -> bool:
-        """Take the blocks of the parked request that arrived last; False if none is parked."""
+    def _unpark(self, useless_too: bool) -> bool:
+        """Take the blocks of the request that was parked last. Not where that frees none, since
+        running ones use them too, unless `useless_too`. False if nothing was taken."""
         if not self._parked:
             return False
-        self._take_blocks(self._parked[max(self._parked)])
+        last = next(reversed(self._parked))
+        if not useless_too and not self.block_manager.frees(last):
+            return False
+        self._take_blocks(self._parked[last])
         return True
 
     def _take_blocks(self, request: Request) -> None:
         self._parked.pop(request.sequence_id, None)
+        self.prefix_cache.forget(request)
         self.block_manager.free(request.sequence_id)
         request.lose_blocks()
 
     def _preempt(self, request: Request) -> None:
-        self.remove(request)
+        self.running.remove(request)
         request.num_preemptions += 1
+        kept = self.block_manager.keep_shared(request.sequence_id) * self.block_manager.block_size
+        if kept and request.window_start == 0:
+            request.num_computed_tokens = min(kept, request.num_computed_tokens)
+            self._parked[request.sequence_id] = request
+        else:
+            self._take_blocks(request)
         self._wait(request)
         self.preempted.append(request)
 
@@ -182,32 +195,30 @@ class Scheduler:
             self._fail(request)
         elif request.sequence_id in self._parked:
             needs = request.sequence_id, len(request.token_ids), request.num_computed_tokens
-            if not manager.can_allocate(*needs):
+            if not self._has_room(request, manager.num_missing(*needs)):
                 return self._make_way(request)
             manager.allocate(*needs)
             del self._parked[request.sequence_id]
             self._run(self.waiting.popleft())
         else:
             shared = self.prefix_cache.find(request)
-            if not self._has_room(request, shared):
+            missing = manager.blocks_for(len(request.token_ids)) - len(shared)
+            if not self._has_room(request, missing + manager.num_unused(shared)):
                 return self._make_way(request)
             self.prefix_cache.admit(request, shared)
             self._run(self.waiting.popleft())
         return True
 
-    def _has_room(self, request: Request, shared: list[int]) -> bool:
-        """Whether all blocks that the context needs beside the `shared` ones are free. A preempted
-        request also leaves each running one a block to grow into, or it would soon be preempted
-        again."""
-        manager = self.block_manager
+    def _has_room(self, request: Request, needed: int) -> bool:
+        """Whether the blocks that the whole context needs are free. A preempted request also leaves
+        each running one a block to grow into, or it would soon be preempted again."""
         spare = len(self.running) if request.num_preemptions else 0
-        needed = manager.blocks_for(len(request.token_ids)) - len(shared)
-        return needed + manager.num_unused(shared) + spare <= manager.num_free
+        return needed + spare <= self.block_manager.num_free
 
     def _make_way(self, request: Request) -> bool:
         """The first in the queue has no room. Running requests will end and give it some; if there
         are none, those that are parked hold it."""
-        return not self.running and self._unpark()
+        return not self.running and self._unpark(useless_too=True)
 
     def _run(self, request: Request) -> None:
         request.state = RUNNING
