@@ -70,7 +70,7 @@ class Pieces:
     tiles: int
     count: int  # queries of the fullest piece
     rows: torch.Tensor  # (K,) the rows of the batch that are answered
-    real: torch.Tensor  # (K,) where they are among S * count
+    real: torch.Tensor | None  # (K,) where they are among S * count; None: they are all of them
 
 
 def plan_pieces(
@@ -124,7 +124,8 @@ def _lay_out(
     count = int((last - first).max()) + 1
     real = np.arange(count) <= last - first  # (S, count)
     answered = torch.from_numpy(rows[:, :count][real])
-    return Pieces(gathers, unit, tiles, count, answered, torch.from_numpy(np.flatnonzero(real)))
+    among = None if real.all() else torch.from_numpy(np.flatnonzero(real))
+    return Pieces(gathers, unit, tiles, count, answered, among)
 
 
 def _mask(
@@ -148,7 +149,7 @@ def aligned(rows: torch.Tensor) -> torch.Tensor:
     """Rows (..., d) filled up to a multiple of 16 numbers. Kernels take other ways at other
     alignments, so that a query's memory must not begin elsewhere in the next tile; only the first d
     numbers are used."""
-    return F.pad(rows, (0, -rows.shape[-1] % 16))
+    return rows if rows.shape[-1] % 16 == 0 else F.pad(rows, (0, -rows.shape[-1] % 16))
 
 
 class TiledAttention:
@@ -168,21 +169,26 @@ class TiledAttention:
         for p in plan:
             seen, log_weight = self._attend(wide, d, layer, cache, p)
             mixed = add_up(seen, log_weight).transpose(1, 2).reshape(-1, heads * d)  # (S * count,)
-            out.index_copy_(0, p.rows, mixed if len(mixed) == len(p.rows) else mixed[p.real])
+            if len(p.rows) == n and p.real is None:  # all rows, in their order
+                out = mixed
+            else:
+                out.index_copy_(0, p.rows, mixed if p.real is None else mixed[p.real])
         return out.to(q.dtype)
 
     def _attend(
         self, q: torch.Tensor, d: int, layer: int, cache: KVCache, p: Pieces
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What each query sees in each tile, (S, T, H, count, d), and the tile's weight."""
-        found = []
+        seen, log_weight = [], []
         for some in p.gathers:
             keys = self._read(0, cache.keys[layer], some.units, p.unit).to(q.dtype)
             values = self._read(1, cache.values[layer], some.units, p.unit).to(q.dtype)
             queries = q[some.queries].transpose(1, 2)[..., :d]  # (B, H, Q, d)
-            found.append(self.kernel(queries, keys, values, some.mask))
-        seen, log_weight = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
-        return tuple(t[:, :, : p.count].unflatten(0, (-1, p.tiles)) for t in (seen, log_weight))
+            found = self.kernel(queries, keys, values, some.mask)
+            seen.append(found[0][:, :, : p.count])
+            log_weight.append(found[1][:, :, : p.count])
+        tiles = (-1, p.tiles)
+        return torch.cat(seen).unflatten(0, tiles), torch.cat(log_weight).unflatten(0, tiles)
 
     def _read(self, which: int, pool: torch.Tensor, units: torch.Tensor, unit: int) -> torch.Tensor:
         """Tiles (B, H, KEYS, d) of a pool (blocks, block_size, H, d), good until the next call."""
@@ -230,7 +236,8 @@ def add_up(seen: torch.Tensor, log_weight: torch.Tensor) -> torch.Tensor:
     if seen.shape[1] == 1:
         return seen[:, 0]
     weight = (log_weight - log_weight.amax(1, keepdim=True)).exp().unsqueeze(-1)
-    mixed, total = seen[:, 0] * weight[:, 0], weight[:, 0]
-    for t in range(1, seen.shape[1]):  # one after the other: sum() would choose an order
-        mixed, total = mixed + seen[:, t] * weight[:, t], total + weight[:, t]
+    parts, weights = (seen * weight).unbind(1), weight.unbind(1)
+    mixed, total = parts[0], weights[0]
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        mixed, total = mixed + part, total + weight  # sum() would choose an order
     return mixed / total
