@@ -230,6 +230,7 @@ def test_the_ordinary_model_stays_as_it_is() -> None:
     invariant = g.Engine(lm, g.EngineConfig(batch_invariant=True)).model
     assert type(lm.model.numerics) is Numerics and type(invariant.numerics) is BatchInvariant
     assert g.Engine(lm).model is lm.model
+    assert invariant.trials is lm.model.trials  # made once for the weights
     assert invariant.token_embed is lm.model.token_embed  # the weights are not copied
 
 
@@ -458,6 +459,8 @@ def bits_depend_on(case: str):
     ],
 )
 def test_only_sizes_that_agree_are_used(case: str, sizes: list[int]) -> None:
+    function = bits_depend_on(case)
+    assert agreeing(function, (torch.randn(8, 3),), (8, 4)) == [s for s in sizes if s > 2]
     assert agreeing(bits_depend_on(case), (torch.randn(8, 3),), (8, 4, 2, 1)) == sizes
 
 

@@ -62,14 +62,13 @@ class BatchInvariant(Numerics):
     def __init__(self, rows: bool = True, attention: bool = True) -> None:
         self._fix_rows, self._fix_attention = rows, attention
         self._attend = TiledAttention()
-        self._trials: dict[int, tuple[list[int], TileKernel, list[int]]] = {}
 
     def prepare(self, model: Transformer) -> None:
-        """Try the sizes, once for each number of threads."""
+        """Try the sizes, once for each number of threads; all with the same weights share it."""
         threads = torch.get_num_threads()
-        if threads not in self._trials:
-            self._trials[threads] = (try_rows(model), *try_queries(model))
-        self.row_sizes, self._attend.kernel, self.query_sizes = self._trials[threads]
+        if threads not in model.trials:
+            model.trials[threads] = (try_rows(model), *try_queries(model))
+        self.row_sizes, self._attend.kernel, self.query_sizes = model.trials[threads]
 
     def rows(self, function: RowFunction, *tensors: torch.Tensor) -> torch.Tensor:
         if not self._fix_rows:
@@ -127,12 +126,12 @@ def try_rows(model: Transformer) -> list[int]:
     def run(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         return torch.cat([f(*(x, seen)[:count]) for f, count in model.row_functions()], 1)
 
-    sizes, seed, results = [size for size in ROWS if _in_vectors(model, size)] or [1], 0, 0
-    while results < ENOUGH[model.dtype]:
+    sizes, seed, results = [size for size in ROWS if _in_vectors(model, size)], 0, 0
+    while sizes and results < ENOUGH[model.dtype]:
         inputs = _random(seed, 2, ROWS[0], model.config.embedding_dim).to(model.dtype)
         sizes = agreeing(run, tuple(inputs), sizes)
         seed, results = seed + 1, results + run(*inputs).numel()
-    return sizes
+    return sizes or [1]
 
 
 def _in_vectors(model: Transformer, size: int) -> bool:
@@ -177,7 +176,8 @@ def agreeing(
     function: RowFunction, tensors: Sequence[torch.Tensor], sizes: Sequence[int]
 ) -> list[int]:
     """Those of `sizes`, largest first, whose tiles give the same bits, in whatever place of the
-    tile a row stands. The largest size that agrees with itself is the measure for the others."""
+    tile a row stands. The largest size that agrees with itself is the measure for the others; one
+    row alone always does."""
     tensors = [t[: sizes[0]] for t in tensors]
     moved = [t.roll(1, 0) for t in tensors]  # each row one place further
 
@@ -187,8 +187,8 @@ def agreeing(
     for measure in sizes:
         expected = run(tensors, measure)
         if torch.equal(run(moved, measure), expected.roll(1, 0)):
-            break
-    return [size for size in sizes if torch.equal(run(tensors, size), expected)]
+            return [size for size in sizes if torch.equal(run(tensors, size), expected)]
+    return []
 
 
 def _random(seed: int, *shape: int) -> torch.Tensor:

@@ -189,6 +189,7 @@ class Transformer:
     ) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         self.numerics = Numerics()
+        self.trials: dict[int, tuple] = {}  # what `batch_invariance.py` found, by threads
         weights = {name: w.to(device=device, dtype=dtype) for name, w in weights.items()}
         self.token_embed = weights["token_embed.weight"]  # (V, D)
         self.pos_embed = weights["pos_embed.weight"]  # (max_seq_len, D)
