@@ -132,12 +132,11 @@ def _mask(
     keys: np.ndarray, begins: np.ndarray, places: np.ndarray, dtype: torch.dtype
 ) -> torch.Tensor:
     """(S, T, Q, KEYS) for keys (S, T * KEYS) and queries (S, Q) that see `begins` to `places`."""
-    keys, begins, places = keys[:, None], begins[:, :, None], places[:, :, None]
-    hidden = torch.from_numpy((keys < begins) | (keys > places))  # (S, Q, T * KEYS)
-    mask = torch.zeros(hidden.shape, dtype=dtype)
+    keys = keys.reshape(len(keys), -1, 1, KEYS)  # (S, T, 1, KEYS)
+    hidden = (keys < begins[:, None, :, None]) | (keys > places[:, None, :, None])
     # Finite, because a whole tile may be hidden: minus infinity less itself is no number.
-    mask.masked_fill_(hidden, torch.finfo(dtype).min)
-    return mask.unflatten(2, (-1, KEYS)).transpose(1, 2)
+    lowest = torch.tensor(torch.finfo(dtype).min, dtype=dtype).numpy()
+    return torch.from_numpy(np.where(hidden, lowest, np.zeros_like(lowest)))
 
 
 def precision_of(dtype: torch.dtype) -> torch.dtype:
