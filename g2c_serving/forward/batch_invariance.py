@@ -48,7 +48,7 @@ ROWS = (64, 32, 16, 8, 4, 2, 1)  # sizes that a tile of rows may have
 # they are rounded to bfloat16.
 ENOUGH = {torch.float32: 1, torch.float64: 1, torch.bfloat16: 1 << 20}
 VECTOR = 64  # numbers: a multiple of all vectors
-SHARE = 32768  # numbers that torch gives to one thread before it asks a second
+SHARE = 32768  # numbers from which on torch asks a second thread
 FILL = 3  # rows that may always be filled up; above that, a quarter of the tile
 
 
@@ -139,7 +139,7 @@ def _in_vectors(model: Transformer, size: int) -> bool:
     left over at the end of a thread's share by another formula, for a few numbers only, on which
     a trial might not hit. A packed linear layer has its activation built in."""
     widths = [len(block.up.weight) for block in model.blocks if block.up.packed is None]
-    return all(size * width % VECTOR == 0 and size * width <= SHARE for width in widths)
+    return all(size * width % VECTOR == 0 and size * width < SHARE for width in widths)
 
 
 def try_queries(model: Transformer) -> tuple[TileKernel, list[int]]:
