@@ -11,7 +11,8 @@ are fixed, and the company cannot change them:
 A smaller size is there for speed, and is used only where its kernels have given the bits of the
 largest one, in every place of the tile. That is tried at load, on random numbers: two orders of
 summation cannot hide from those. Which sizes agree is a property of the machine, its libraries and
-the number of threads. The last resort is one row alone, which has no company by construction.
+the number of threads, and the promise is for one of each. The last resort is one row alone, which
+has no company by construction.
 
 DeepInfer's switch is DEEPINFER_BATCH_INVARIANT=1 (NVIDIA only), ours
 `EngineConfig(batch_invariant=True)` (CPU only). Brief: section 3, "Batch invariance".
