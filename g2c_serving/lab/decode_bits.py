@@ -115,7 +115,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     art: dict[str, Any] = {}
     for k, name in enumerate(FIXED):
         (art[name],) = axes.loglog([], [], label=name, **line(k))
-    art["at"] = axes.axvline(8, color=BLACK, linewidth=1, linestyle=":")
+    (art["at"],) = axes.plot([8, 8], [EQUAL / 1.6, 5e-5], color=BLACK, linewidth=1, linestyle=":")
     axes.set(xlim=(0.9, 36), ylim=(EQUAL / 1.6, 2e-4), xlabel="requests in the step")
     axes.set_ylabel("largest difference\nfrom the logits alone")
     axes.set_xticks(BATCHES, [str(b) for b in BATCHES])
