@@ -38,6 +38,24 @@ def test_lengths_lie_around_the_median_and_within_the_limit():
     assert waste.lengths(2000, 512).max() == 512 and found.min() >= 1
 
 
+@pytest.mark.parametrize("median, reserved", [(300, 2048), (2000, 512), (50, 8192), (2000, 8192)])
+def test_the_panel_states_the_median_of_what_it_shows_and_how_many_are_cut(median, reserved):
+    panel = waste.panel()
+    panel.controls["median"].value, panel.controls["reserved"].value = median, reserved
+    shown, free = waste.lengths(median, reserved), waste.lengths(median, 10**9)
+    assert f"(median {np.median(shown):,.0f}, " in panel.text
+    cut = sum(n > reserved for n in free.tolist())
+    assert f", {cut or 'none'} cut off at max_seq_len)" in panel.text
+    assert median != 2000 or "(median 2,000" not in panel.text
+
+
+def test_without_a_cut_max_seq_len_changes_nothing_in_blocks():
+    """What the page says of the right picture: true as long as no request is cut off."""
+    whole = [Mix(waste.lengths(300, n), 128, n).waste_in_blocks for n in (4096, 8192)]
+    assert whole[0] == whole[1] and waste.lengths(300, 10**9).max() <= 4096
+    assert Mix(waste.lengths(300, 512), 128, 512).waste_in_blocks != whole[0]
+
+
 def test_the_panel_says_both():
     panel = waste.panel()
     assert "Rows of 2,048 slots" in panel.text and "never more than 127" in panel.text

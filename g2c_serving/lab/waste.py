@@ -7,6 +7,7 @@ model (memory.py). Simulated, with lengths from a log-normal distribution cut at
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +104,8 @@ def _draw(figure: Figure) -> dict[str, Any]:
         _set_axes(axes)
     left.set(title="reserved rows", ylabel="token slots")
     right.set(title="in blocks")
-    right.legend(handles=[art["blocks used"], art["blocks held"]], loc="upper left", fontsize=9)
+    handles = [art["blocks used"], art["blocks held"]]  # outside: columns may fill both pictures
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9)
     source_note(right, "Simulated", "log-normal lengths")
     return art
 
@@ -121,8 +123,10 @@ def _update(art: dict[str, Any], median: int, reserved: int, block_size: int) ->
         art[f"{name} used"].set_boxes(column, 0, 1, mix.tokens)
     if art["axes"].get_ylim()[1] != reserved * 1.02:
         art["axes"].set_ylim(0, reserved * 1.02)
+    cut = int((lengths(median, sys.maxsize) > reserved).sum())
     return (
-        f"200 requests of {mix.tokens[0]:,} to {mix.tokens[-1]:,} tokens (median {median:,}). "
+        f"200 requests of {mix.tokens[0]:,} to {mix.tokens[-1]:,} tokens (median "
+        f"{np.median(mix.tokens):,.0f}, {cut or 'none'} cut off at max_seq_len). "
         f"Rows of {reserved:,} slots are {mix.used_of_reserved:.0%} used and waste "
         f"{mix.waste_reserved:,.0f} slots a request; blocks of {block_size} are "
         f"{mix.used_of_blocks:.0%} used and waste {mix.waste_in_blocks:,.0f}, "
