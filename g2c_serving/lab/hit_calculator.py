@@ -97,6 +97,7 @@ def bytes_table(lengths: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)) 
 
 ROWS = ("no cache", "window state gone", "window state held")  # from below
 SPANS = (512, 1024, 2048, 4096)  # tokens before the end that the lower picture may show
+WHOLE = (10, 100, 1_000, 5_000, 20_000)  # tokens that the upper picture may have room for
 NAMES = ("reused", "replayed", "new")
 LOOKS: dict[str, dict] = {
     "reused": fill(0),
@@ -130,7 +131,8 @@ def _draw(figure: Figure) -> dict[str, Any]:
     end.set_yticklabels(ROWS)
     end.set_xlabel("its last tokens, counted from its end")
     end.xaxis.set_major_formatter("{x:,.0f}")
-    art: dict[str, Any] = {"end": end, "whole": _kinds(whole), "parts": _kinds(end)}
+    art: dict[str, Any] = {"end": end, "top": whole}
+    art |= {"whole": _kinds(whole), "parts": _kinds(end)}
     art["chosen"] = Blocks(end, 0, facecolor="none", edgecolor=BLACK, hatch="", linewidth=1.8)
     art["edges"] = end.vlines([], 0, 0, color=GREY, linewidth=0.8, linestyle=":")
     (art["cap"],) = end.plot([], [], color=BLACK, linewidth=1.6, linestyle="--")
@@ -158,12 +160,18 @@ def _update(
     span = next((s for s in SPANS if s >= window + slack + 2.2 * block_size), SPANS[-1])
     if art["end"].get_xlim()[0] != span:
         art["end"].set_xlim(span, 0)
+    room = 1.015 * next(n for n in WHOLE if n >= length)
+    if art["top"].get_xlim()[1] != room:
+        art["top"].set_xlim(0, room)
     for name, (left, width) in _parts(chosen, length).items():
         art["whole"][name].set_boxes(left, 0.1, width, 0.8)
     _show_rows(art, [found[name] for name in ROWS], length, span)
     art["chosen"].set_boxes(span, (2 if held else 1) - 0.4, -span, 0.8)
-    art["cap"].set_data([rule.never_cached] * 2, [-0.55, 2.4])
-    art["cap word"].set_x(min(rule.never_cached, span))
+    never = min(
+        length, rule.never_cached
+    )  # with a cap of 0 the line stands where the request begins
+    art["cap"].set_data([never] * 2, [-0.55, 2.4])
+    art["cap word"].set_x(min(never, span))
     ends = [length - k for k in range(0, length + 1, block_size) if length - k <= span]
     art["edges"].set_segments([[(x, -0.55), (x, 2.55)] for x in ends])
     return _sentence(rule, length, chosen, held)
@@ -195,12 +203,24 @@ def _parts(found: Hit, length: int) -> dict[str, tuple[int, int]]:
 
 
 def _sentence(rule: Rule, length: int, found: Hit, held: bool) -> str:
-    state = "is held" if held else "is gone"
+    state = f"The window state is {'held' if held else 'gone'}"
+    if rule.window == 0:
+        state = f"There is no window state to {'hold' if held else 'lose'}"
+    blocks = rule.cap(length) // rule.block_size
     replayed = f", {found.replayed:,} of it replayed" if found.replayed else ""
     return (
-        f"{length:,} tokens, of which the last {rule.never_cached} never come from the cache "
+        f"{_uncached(length, rule.never_cached)} "
         f"(window {rule.window}, slack {rule.slack}): the cap is {rule.cap(length):,}, "
-        f"{rule.cap(length) // rule.block_size:,} full blocks of {rule.block_size}. The window "
-        f"state {state}: {found.reused:,} reused{replayed}, {found.computed:,} computed, "
+        f"{blocks:,} full {'block' if blocks == 1 else 'blocks'} of {rule.block_size}. "
+        f"{state}: {found.reused:,} reused{replayed}, {found.computed:,} computed, "
         f"{found.computed / length:.1%} of the work."
     )
+
+
+def _uncached(length: int, never_cached: int) -> str:
+    if length == 1:
+        return "1 token, which never comes from the cache"
+    if length <= never_cached:
+        return f"{length:,} tokens, none of which comes from the cache"
+    last = "last never comes" if never_cached == 1 else f"last {never_cached} never come"
+    return f"{length:,} tokens, of which the {last} from the cache"
