@@ -148,6 +148,17 @@ def test_the_panel_says_the_cost_and_is_quick():
     assert panel.error is None and "Lifetimes of 0.01 days" in panel.text
 
 
+@pytest.mark.parametrize("capacity", [0.5, 100])
+def test_what_a_lifetime_holds_is_said_of_a_store_without_a_limit(capacity):
+    """Right value: `held` counts without a capacity, and more than 0.5 GB does not fit into it."""
+    panel = lifetimes.panel()
+    panel.controls["capacity"].value = capacity
+    days = [lifetimes.reuse().held(True, n * DAY, 0.2) / 1e9 for n in (3, 7)]
+    assert days[0] > 0.5
+    want = f"Without a limit, 3 days of chats would hold {days[0]:.1f} GB, 7 days {days[1]:.1f}."
+    assert panel.text.endswith(want)
+
+
 def test_tables():
     assert "the slider" in repr(traffic.assumptions())
     assert repr(lifetimes.sensitivity((1,), (15, 30))).count("within 1 day ") == 1

@@ -73,13 +73,15 @@ def _draw(figure: Figure) -> dict[str, Any]:
     art: dict[str, Any] = {}
     for k, name in enumerate(("chat", "agent")):
         (art[name],) = left.plot([], [], label=_plural(name), **(line(k) | {"marker": ""}))
-        (art[f"{name} here"],) = left.plot([], [], **(line(k) | {"linestyle": "", "markersize": 9}))
+        (art[f"{name} here"],) = left.plot(
+            [], [], **(line(k) | {"linestyle": "", "markersize": 9}), clip_on=False
+        )
     _lifetime_axis(left)
     right.axhspan(value("tier.chat_loss.low"), value("tier.chat_loss.high"), color="#DDDDDD")
     right.text(59, 0.53, "Reported: 0.5 to 1 %", fontsize=9, ha="right")
     (art["cost"],) = right.plot([], [], **(line(0) | {"marker": ""}))
     (art["cost here"],) = right.plot(
-        [], [], color=BLACK, marker="o", markersize=9, fillstyle="none"
+        [], [], color=BLACK, marker="o", markersize=9, fillstyle="none", clip_on=False
     )
     right.set(xlim=(0, 60), ylim=(0, 2.5), xlabel="chats taken up again (%)")
     right.set_title("points that 3 days cost", fontsize=11)
@@ -126,5 +128,6 @@ def _update(art: dict[str, Any], chat: float, agent: float, capacity: float, sha
         f"{' (all that is written)' if limit == np.inf else ''}: "
         f"{rates['chat']:.1%} of the chats' tokens and {rates['agent']:.1%} of the agents' come "
         f"from the cache. With {share}% of the chats taken up again, 3 days instead of 7 cost "
-        f"chats {cost:.2f} points; 3 days hold {held[0]:.1f} GB of them, 7 days {held[1]:.1f}."
+        f"chats {cost:.2f} points. Without a limit, 3 days of chats would hold {held[0]:.1f} GB, "
+        f"7 days {held[1]:.1f}."
     )
