@@ -57,14 +57,14 @@ def make_prefix_cache(
 def fingerprint(lm: LanguageModel, model: Transformer, config: EngineConfig) -> str:
     """All that decides a block, but for the rounding that company and threads decide in the
     ordinary mode: the weights, the precision and the device, the mode, the kernels and the
-    processor that they are chosen for, the layout. A block of another fingerprint has other names,
-    so it is never found."""
+    processor that they are chosen for, the layout; in the invariant mode also the number of threads
+    when the engine is made. A block of another fingerprint has other names: it is never found."""
     packed = any(block.up.packed is not None for block in model.blocks)
     parts = (
         lm.fingerprint,
         config.dtype,
         config.device,
-        "batch-invariant" if config.batch_invariant else "ordinary",
+        f"invariant at {torch.get_num_threads()} threads" if config.batch_invariant else "ordinary",
         "packed" if packed else "plain",
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),

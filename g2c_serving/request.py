@@ -176,7 +176,8 @@ class RequestOutput:
                     abort, or error (`message` says what and which option helps)
     token_ids       the generated ids, an end-of-text id included
     text            what a user may see: reserved tokens left out, a half character held back
-    seed            the seed in effect: with n=1 it replays this very output
+    seed            the seed in effect: with n=1 it replays this very output. That of a fork replays
+                    what it drew itself: take the tokens it was forked with to the prompt
     num_cached_tokens   prompt tokens that were found in the cache when it was first admitted; 0 for
                     a fork, and for the samples after the first: they share, they do not find
     logprobs        a `TokenLogprobs` for each generated token; None where they were not asked for

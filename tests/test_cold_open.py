@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 from small_models import random_lm
 
@@ -65,3 +67,16 @@ class Sample:
 def test_what_has_no_source_is_refused():
     with pytest.raises(TypeError):
         show_source(3)
+
+
+def test_a_function_is_found_by_name_in_a_file_that_has_changed(tmp_path, monkeypatch):
+    """Lines added above it after the import: the line number that Python knows is another one's."""
+    file = tmp_path / "changing.py"
+    file.write_text(
+        "class A:\n    def f(self):\n        return 1\n\n    def g(self):\n        return 2\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("changing")
+    file.write_text("# one\n" * 3 + file.read_text())
+    assert show_source(module.A.g).code == "def g(self):\n    return 2"
+    assert show_source(module.A).code.startswith("class A:")

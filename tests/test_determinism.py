@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from small_models import random_ids, random_lm
@@ -13,6 +14,7 @@ from g2c_serving.lab import determinism, knife_edge
 from g2c_serving.lab.determinism import BITS, LAST, PART, PLAIN, SAME, Cell, determinism_matrix
 from g2c_serving.lab.disturbances import CROWD, DISTURBANCES, Case, Contracts
 from g2c_serving.lab.parting import Parting, Seen, compare
+from g2c_serving.sample import rng
 
 ZEROS, ONES = torch.zeros(3), torch.ones(3)
 
@@ -87,6 +89,24 @@ def test_keyed_draws_are_the_same_numbers_in_both_modes(case):
     for invariant in (False, True):
         for name in ("company", "preemption", "fork"):
             assert compare(*DISTURBANCES[name](case, Contracts(True, invariant))).draw is None
+
+
+def test_draws_that_go_by_order_and_not_by_key_are_found_out(case, monkeypatch):
+    """Numbers that go by the row in place of the seed: they are compared as they were drawn."""
+    words = rng.target_words
+
+    def by_row(seeds, positions, *use):
+        return words(np.arange(len(seeds), dtype=np.uint64), positions, *use)
+
+    monkeypatch.setattr(rng, "target_words", by_row)
+    parting = compare(*DISTURBANCES["order"](case, Contracts(True, True)))
+    assert parting.draw == 0 and parting.bit is None and parting.reason in ("draw", "")
+
+
+def test_where_neither_numbers_nor_logits_differ_it_is_the_path():
+    one = Seen(tokens=[5, 6], logits=[torch.ones(3)] * 2, numbers=[0.1, 0.2])
+    other = Seen(tokens=[5, 7], logits=[torch.ones(3)] * 2, numbers=[0.1, 0.2])
+    assert compare(one, other).reason == "path"
 
 
 # ---- the knife's edge ----

@@ -177,3 +177,13 @@ def test_functions():
     assert "raises ZeroDivisionError" in grade(FUNCTION, lambda q, c: q / 0).text
     assert "finish the function" in grade(FUNCTION, lambda q, c: ...).text
     assert "without calling it" in grade(FUNCTION, 6).text
+
+
+def test_right_numbers_in_another_order_are_told_so():
+    assert "order" in check("03.top_p", [3, 0, 1]).text
+
+
+@pytest.mark.parametrize("answer", [10**400, [[1] * 10_000] * 100])
+def test_an_answer_beyond_all_numbers_is_unreadable(answer):
+    verdict = check("02.samples", answer)
+    assert verdict.right is None and len(verdict.text) < 300

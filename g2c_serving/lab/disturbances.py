@@ -20,6 +20,7 @@ from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.lab.parting import Seen
 from g2c_serving.lab.shared_draws import SharedDrawEngine
 from g2c_serving.request import SamplingParams
+from g2c_serving.sample import rng
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.schedule.scheduler import Scheduled
 
@@ -74,10 +75,9 @@ def make_engine(case: Case, contracts: Contracts, **changes: Any) -> _Watch:
     kinds: dict[bool, type[_Watch]] = {True: _Watch, False: _WatchShared}
     engine = kinds[contracts.keyed](case.lm, config)
     engine.logits_of = {}
+    engine.ledger = Ledger()
     if isinstance(engine, SharedDrawEngine):
         engine.generator.manual_seed(SHARED_SEED)
-    else:
-        engine.ledger = Ledger()
     return engine
 
 
@@ -105,14 +105,15 @@ def watch(engine: _Watch, case: Case, ids: Sequence[int]) -> Seen:
         for output in engine.step():
             if output.request_id == ids[-1]:
                 seen.tokens = output.token_ids
+    drawn = {draw.position: draw.target / draw.total for draw in engine.ledger.of(case.params.seed)}
     for i in range(len(seen.tokens)):
         position = len(case.prompt) + i
         owner = next(id for id in reversed(ids) if (id, position) in engine.logits_of)
         seen.logits.append(engine.logits_of[owner, position])
         if isinstance(engine, SharedDrawEngine):
-            seen.numbers.append(engine.words_of[owner, position])
-        else:  # the key and the counter; the number follows from them
-            seen.numbers.append((case.params.seed, position))
+            seen.numbers.append(engine.words_of[owner, position] / 2**rng.TARGET_BITS)
+        else:  # as it was drawn: the target's share of the total is the random number
+            seen.numbers.append(drawn[position])
     return seen
 
 

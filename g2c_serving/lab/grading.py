@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import math
 import re
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,17 +120,23 @@ def is_close(exercise: Exercise, got: float, right: float) -> bool:
 
 def word_problem(answer: Any, right: str) -> str | None:
     if not isinstance(answer, str):
-        raise Unreadable(f'Answer with a word in quotes, such as "wait"; this is {answer!r}.')
+        raise Unreadable(
+            f'Answer with a word in quotes, such as "wait"; this is {reprlib.repr(answer)}.'
+        )
     return None if normal(answer) == normal(right) else f"it is not {answer.strip()!r}."
 
 
 def list_problem(exercise: Exercise, answer: Any, right: Sequence[float]) -> str | None:
     if isinstance(answer, str) or not hasattr(answer, "__iter__"):
-        raise Unreadable(f"Answer with a list of numbers, such as [1, 2]; this is {answer!r}.")
+        raise Unreadable(
+            f"Answer with a list of numbers, such as [1, 2]; this is {reprlib.repr(answer)}."
+        )
     got = [read_number(item, exercise.unit) for item in answer]
     if len(got) != len(right):
         side = "few" if len(got) < len(right) else "many"
         return f"your list has {len(got)} numbers; that is too {side}."
+    if got != list(right) and sorted(got) == sorted(right):
+        return "the numbers are right; their order is not."
     for place, (one, other) in enumerate(zip(got, right, strict=True)):
         if problem := number_problem(exercise, one, float(other)):
             return f"number {place + 1} of the list: {problem}"
@@ -139,7 +146,7 @@ def list_problem(exercise: Exercise, answer: Any, right: Sequence[float]) -> str
 def function_problem(exercise: Exercise, answer: Any, reference: Callable) -> str | None:
     if not callable(answer):
         raise Unreadable(
-            f"Answer with the function itself, without calling it; this is {answer!r}."
+            f"Answer with the function itself, without calling it; this is {reprlib.repr(answer)}."
         )
     for case in exercise.cases:
         shown = f"f({', '.join(map(repr, case))})"
@@ -170,8 +177,10 @@ def read_number(answer: Any, unit: str) -> float:
         return read_text(answer, unit)
     try:
         value = float(answer)
-    except (TypeError, ValueError, RuntimeError):
-        raise Unreadable(f"Answer with one number{in_unit(unit)}; this is {answer!r}.") from None
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise Unreadable(
+            f"Answer with one number{in_unit(unit)}; this is {reprlib.repr(answer)}."
+        ) from None
     if not math.isfinite(value):
         raise Unreadable(f"{value} is no finite number. Is something divided by zero?")
     return value
@@ -181,7 +190,7 @@ def read_text(answer: str, unit: str) -> float:
     pattern = r"\s*(?:about|~|=)?\s*([-+]?[\d,_]*\.?\d+(?:[eE][-+]?\d+)?)\s*(.*?)\s*"
     match = re.fullmatch(pattern, answer)
     if not match:
-        raise Unreadable(f"Answer with one number{in_unit(unit)}; this is {answer!r}.")
+        raise Unreadable(f"Answer with one number{in_unit(unit)}; this is {reprlib.repr(answer)}.")
     digits = match[1].replace("_", "")
     if "," in digits and not re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\..*)?", digits):
         raise Unreadable(f"Write {digits.replace(',', '.')} with a point, or without the comma.")

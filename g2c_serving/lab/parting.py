@@ -7,21 +7,22 @@ comes with speculation.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from g2c_serving.lab.shared_draws import first_difference
 
+SAME_NUMBER = 1e-8  # a number is known as the target's share of a total, which is 2^32 or more
+
 
 @dataclass
 class Seen:
     """One run of the request: its new tokens; for each, the logits (V,) it was sampled from and the
-    number it was drawn with."""
+    random number in [0, 1) it was drawn with."""
 
     tokens: list[int] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
-    numbers: list[Any] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,13 @@ class Parting:
 
     @property
     def reason(self) -> str:
-        """Of the first token that differs. A number of its own would have moved it in any case."""
+        """Of the first token that differs: "draw", "bit", or "path" where neither number nor logits
+        differ. A number of its own would have moved it in any case."""
         if self.token is None:
             return ""
-        return "draw" if self.draw is not None and self.draw <= self.token else "bit"
+        if self.draw is not None and self.draw <= self.token:
+            return "draw"
+        return "path" if self.bit is None or self.bit > self.token else "bit"
 
 
 def compare(one: Seen, other: Seen) -> Parting:
@@ -60,7 +64,8 @@ def compare(one: Seen, other: Seen) -> Parting:
     bits = [
         torch.equal(*pair) for pair in zip(one.logits[:agree], other.logits[:agree], strict=True)
     ]
-    draws = [a == b for a, b in zip(one.numbers[:agree], other.numbers[:agree], strict=True)]
+    numbers = zip(one.numbers[:agree], other.numbers[:agree], strict=True)
+    draws = [abs(a - b) < SAME_NUMBER for a, b in numbers]
     bit = bits.index(False) if False in bits else None
     gap = 0.0 if bit is None else (one.logits[bit] - other.logits[bit]).abs().max().item()
     return Parting(

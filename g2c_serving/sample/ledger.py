@@ -40,7 +40,7 @@ class Ledger:
 
     def of(self, seed: int) -> list[Draw]:
         """The draws of the request with that seed (`RequestOutput.seed`), in order of position;
-        none for a seed that drew nothing."""
+        none for a seed that drew nothing. Two requests with one seed stand in one list."""
         return sorted(self._draws.get(seed, []))
 
     def record(
