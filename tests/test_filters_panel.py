@@ -90,7 +90,39 @@ def test_the_remainders_panel():
         "word 255 moves from 55 to 53 as a remainder and from 99 to 100 as a product" in panel.text
     )
     panel.controls["bits"].value, panel.controls["total"].value = 4, 100
-    assert panel.text.startswith("16 words, 16 targets")
+    assert panel.text == (
+        "16 words, 16 targets (a total of 100 is more than the words: taken as 16). As a remainder "
+        "each comes once. With rejection no word is thrown away (0.0%), and each target comes once."
+    )
+
+
+@pytest.mark.parametrize(
+    "bits, total, words",
+    [
+        (4, 15, "the first come 2 times, the last 1. With rejection 1 word is thrown away (6.2%)"),
+        (4, 15, "and each target comes once. With one target more, word 15 moves from 0 to 15"),
+        (5, 5, "word 31 stays at 1 as a remainder and moves from 4 to 5 as a product"),
+        (10, 2, "each comes 512 times. With rejection no word is thrown away (0.0%)"),
+    ],
+)
+def test_the_sentence_of_the_remainders_is_true_at_the_edges(bits, total, words):
+    panel = remainders.panel()
+    panel.controls["bits"].value, panel.controls["total"].value = bits, total
+    assert words in panel.text and panel.error is None
+    for rule in ("remainder", "product"):  # where the sentence says that the last word goes
+        old, new = (remainders.targets(n, bits, rule)[-1] for n in (total, total + 1))
+        assert f"from {old} to {new} as a {rule}" in panel.text or f"at {old} as a" in panel.text
+
+
+def _left_of_the_figure(panel, axes):
+    """How far the y label stands to the right of the figure's edge, in pixels."""
+    return axes.yaxis.label.get_window_extent(panel.figure.canvas.get_renderer()).x0
+
+
+def test_the_label_of_the_remainders_stays_on_the_page_beside_three_digits():
+    panel = remainders.panel()
+    panel.controls["bits"].value, panel.controls["total"].value = 10, 2
+    assert _left_of_the_figure(panel, panel.artists["axes remainder"]) >= 0
 
 
 # ---- orders of summation ----

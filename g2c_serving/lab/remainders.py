@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from g2c_serving.lab.panel import Panel, slider
-from g2c_serving.lab.plots import Blocks, fill
+from g2c_serving.lab.plots import COLOURS, Blocks
 
 BITS = (4, 10)
 MOST = 100  # the largest total
@@ -50,40 +50,59 @@ def panel() -> Panel:
 
 
 def _draw(figure: Figure) -> dict[str, Any]:
+    """Plain areas: the hatch of a hundred narrow bars hides their steps. The titles name them."""
+    figure.set_layout_engine(
+        "constrained", rect=(0.025, 0, 0.975, 1)
+    )  # room for counts of three digits
     art: dict[str, Any] = {}
-    for k, (axes, rule) in enumerate(zip(figure.subplots(1, 3), RULES, strict=True)):
-        art[rule] = Blocks(axes, LOOKS[k], **fill(LOOKS[k]))
+    grid = figure.subplots(1, 3, sharey=True)
+    for k, (axes, rule) in enumerate(zip(grid, RULES, strict=True)):
+        art[rule] = Blocks(axes, 0, facecolor=COLOURS[LOOKS[k]], edgecolor="none", linewidth=0)
         axes.set(xlim=(-1, MOST), ylim=(0, 1), title=rule, xlabel="target")
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         art[f"axes {rule}"] = axes
-    art[f"axes {RULES[0]}"].set_ylabel("words that give it")
+    grid[0].set_ylabel("words that give it")
     return art
 
 
 def _update(art: dict[str, Any], bits: int, total: int) -> str:
-    total = min(total, 2**bits)
+    asked, total = total, min(total, 2**bits)
     found = {rule: counts(total, bits, rule) for rule in RULES}
-    top = 1.15 * found["remainder"].max()
+    art[f"axes {RULES[0]}"].set_ylim(0, 1.15 * found["remainder"].max())  # the axes share it
     for rule, number in found.items():
         art[rule].set_boxes(np.arange(total) - 0.5, 0, 1, number)
-        art[f"axes {rule}"].set(xlim=(-1, total), ylim=(0, top))
-    most, least = found["remainder"].max(), found["remainder"].min()
-    lost = 2**bits - found[RULES[2]].sum()
+        art[f"axes {rule}"].set_xlim(-1, total)
+    return _sentence(bits, asked, found)
+
+
+def _sentence(bits: int, asked: int, found: dict[str, np.ndarray]) -> str:
+    remainder, fair = found["remainder"], found[RULES[2]]
+    total, lost = len(fair), 2**bits - fair.sum()
+    limit = f" (a total of {asked} is more than the words: taken as {total})"
+    first = f"the first come {_times(remainder.max())}, the last {remainder.min()}"
+    if remainder.max() == remainder.min():
+        first = f"each comes {_times(remainder.max())}"
+    thrown = "no word is" if lost == 0 else "1 word is" if lost == 1 else f"{lost} words are"
     return (
-        f"{2**bits:,} words, {total} targets. As a remainder the first come {most} times, the last "
-        f"{least}. With rejection {lost} words are thrown away ({lost / 2**bits:.1%}), and each "
-        f"target comes {found[RULES[2]][0]} times. {_leap(total, bits)}"
-    )
+        f"{2**bits:,} words, {total} targets{limit if asked > total else ''}. As a remainder "
+        f"{first}. With rejection {thrown} thrown away ({lost / 2**bits:.1%}), and each "
+        f"target comes {_times(fair[0])}. {_leap(total, bits)}"
+    ).rstrip()
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _leap(total: int, bits: int) -> str:
-    """Where the last word goes when the total is one larger."""
+    """Where the last word goes when the total is one larger; nothing where no more can be told
+    apart."""
     word = 2**bits - 1
-    pairs = [
-        f"{targets(total, bits, rule)[word]} to {targets(total + 1, bits, rule)[word]}"
-        for rule in RULES[:2]
-    ]
+    if total > word:
+        return ""
+    old, new = (targets(n, bits, "remainder")[word] for n in (total, total + 1))
+    a_remainder = f"stays at {old}" if old == new else f"moves from {old} to {new}"
     return (
-        f"With one target more, word {word:,} moves from {pairs[0]} as a remainder and from "
-        f"{pairs[1]} as a product."
+        f"With one target more, word {word:,} {a_remainder} as a remainder and "
+        f"{'moves ' if old == new else ''}from {total - 1} to {total} as a product."
     )
