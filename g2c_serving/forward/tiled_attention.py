@@ -82,15 +82,17 @@ def plan_pieces(
     sizes   the numbers of queries that a piece may have, largest first
     """
     oldest = (window and batch.window_start) or [0] * len(batch.context_lens)
+    fitting = [min(s for s in sizes if s >= n) for n in range(1, sizes[0] + 1)]
     alike = defaultdict(list)
     for r, (start, stop) in enumerate(zip(batch.query_start, batch.query_start[1:], strict=False)):
         offset = batch.context_lens[r] - stop  # from row to position
         for first in range(start, stop, sizes[0]):
             last = min(first + sizes[0], stop) - 1
-            size = min(s for s in sizes if s > last - first)
             seen = max(first + offset - window + 1, oldest[r]) if window else 0
             tiles = (last + offset) // KEYS - seen // KEYS + 1
-            alike[size, tiles].append(Piece(r, first, last, first + offset, seen // KEYS))
+            alike[fitting[last - first], tiles].append(
+                Piece(r, first, last, first + offset, seen // KEYS)
+            )
     plan = []
     for (size, tiles), pieces in alike.items():
         most = max(1, RESULTS // (size * tiles))
