@@ -51,3 +51,15 @@ def test_another_library_processor_or_layout_is_another_fingerprint(monkeypatch,
     before = name_of(random_lm())
     monkeypatch.setattr(what, value)
     assert name_of(random_lm()) != before
+
+
+def test_threads_are_part_of_the_fingerprint_in_the_invariant_mode():
+    """Two numbers of threads may round differently: a hit across them would be no exact memo."""
+    lm, threads = random_lm(), torch.get_num_threads()
+    before = [name_of(lm, batch_invariant=mode) for mode in (True, False)]
+    try:
+        torch.set_num_threads(threads + 1)
+        after = [name_of(lm, batch_invariant=mode) for mode in (True, False)]
+    finally:
+        torch.set_num_threads(threads)
+    assert before[0] != after[0] and before[1] == after[1]

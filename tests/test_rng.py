@@ -167,3 +167,12 @@ def test_attempts_lanes_and_samples_are_independent():
     sample_1 = rng.target_words(sibling, positions)[0]
     for a, b in itertools.combinations((first, second, drafter, sample_1), 2):
         assert fits(pairs(a, b), np.full(256, DRAWS / 256))
+
+
+def test_the_seed_of_a_sample_is_all_64_bits_of_a_philox_draw():
+    """Replays of old answers depend on it: it may not change."""
+    for seed, index in ((7, 1), (2**64 - 1, 3), (0, 16_384)):
+        counter = np.array([[index, 0, 0, rng.SEED_LANE]])
+        low, high, *_ = rng.philox(np.array([seed], dtype=np.uint64), counter)[0].tolist()
+        assert rng.sample_seed(seed, index) == low + 2**32 * high
+    assert any(rng.sample_seed(7, index) >= 2**63 for index in range(1, 20))

@@ -418,3 +418,19 @@ def test_nothing_waits_for_a_tensors_value():
         with pytest.raises(AssertionError):
             bool(tokens[0] == 3)
     assert tokens.shape == plain.shape == (6,)
+
+
+def test_plus_infinity_is_told_also_where_it_is_masked():
+    logits = torch.zeros(2, 4)
+    logits[0, 2] = torch.inf
+    mask = torch.tensor([[True, True, False, True]] * 2)
+    tokens = sample(logits, settings(2), mask)
+    assert tokens[0] == INFINITE and tokens[1] >= 0
+
+
+@pytest.mark.parametrize("miss, kept", [(0.5e-6, 2), (2e-6, 3)])
+def test_a_sum_that_misses_top_p_by_a_millionth_reaches_it(miss, kept):
+    """And one that misses it by two does not."""
+    logits = torch.tensor([[0.5 - miss, 0.3, 0.2 + miss]], dtype=torch.float64).log()
+    weights = integer_weights(logits, settings(1, top_p=0.8))
+    assert (weights > 0).sum() == kept

@@ -3,7 +3,7 @@
 Brief, section 3: if the two "compute different probabilities for the same tokens, the policy
 gradient is quietly off". On-policy learning weighs each token by the ratio of the two probabilities
 and takes it to be 1, because the weights are the same. Here it is computed. The trainer is the
-dense forward of the same weights, as the course writes it, or the engine's own forward over the
+dense forward of the same weights, as the course writes it, or the engine's forward, in float32, over the
 whole text. All ratios are Measured here.
 """
 
@@ -32,7 +32,7 @@ ROLLOUTS: dict[str, dict[str, Any]] = {
     "float32, batch invariant": {"batch_invariant": True},
     "bfloat16, ordinary": {"dtype": "bfloat16"},
 }
-DENSE, SAME = "the course's dense forward", "the engine's own forward"
+DENSE, SAME = "the course's dense forward", "the engine's forward in float32"
 TRAINERS = (DENSE, SAME)
 
 
