@@ -217,6 +217,29 @@ def test_whole_numbers_stay_whole_and_fractions_are_floats():
     assert slider("Rows", 1, 64, 8).ends == (1, 64)
 
 
+@pytest.mark.parametrize(
+    "low, high, step, sent, shown",
+    [
+        (0.05, 1.0, 0.05, 0.05 + 13 * 0.05, 0.7),
+        (0.0, 2.0, 0.05, 0.15000000000000002, 0.15),
+        (0.25, 2.25, 0.5, 0.75, 0.75),  # the decimals of the lower end count too
+        (1e-6, 1e-3, 1e-6, 3e-6 + 1e-21, 3e-6),
+        (0.0, 100.0, 0.5, 250, 100.0),
+    ],
+)
+def test_a_slider_shows_no_more_decimals_than_its_step(low, high, step, sent, shown):
+    """As a message of the browser sets it; its box shows the same number, and one draw is made."""
+    control = slider("Share", low, high, low, step)
+    box, bar = control.view.children
+    seen = []
+    control.widget.observe(lambda change: seen.append(change["new"]), "value")
+    for widget in (bar, box):
+        widget.value = low
+        seen.clear()
+        widget.set_state({"value": sent})
+        assert seen == [shown] and bar.value == box.value == shown
+
+
 def test_stops_and_choice_give_the_value_itself():
     control = stops("Requests", (1, 8, 1024), 8)
     assert control.ends == (1, 1024) and control.value == 8

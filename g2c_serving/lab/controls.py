@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import ipywidgets as w
+from traitlets import Int, validate
 
 WHOLE_LABEL = {"description_width": "initial"}
 
@@ -39,7 +41,8 @@ def slider(
 ) -> Control:
     """A number between low and high. Put the unit in the label: "Step budget (ms)".
 
-    All of low, high, value and step whole: whole numbers come out; else floats.
+    All of low, high, value and step whole: whole numbers come out; else floats, rounded to as many
+    decimals as these four have (a browser's 14 steps of 0.05 are 0.7000000000000001).
     live=False: it draws when the slider is let go (for 100 ms of work and more).
     Raises ValueError where value is outside the range or the step does not fit.
     """
@@ -47,6 +50,8 @@ def slider(
     whole = all(isinstance(number, int) for number in (low, high, value, step))
     bar_type, box_type = (w.IntSlider, w.BoundedIntText) if whole else _FLOATS
     range_ = {"min": low, "max": high, "step": step, "value": value}
+    if not whole:
+        range_["decimals"] = max(_decimals(number) for number in (low, high, value, step))
     bar = bar_type(**range_, readout=False, continuous_update=live, layout=w.Layout(width="260px"))
     box = box_type(**range_, description=label, style=WHOLE_LABEL, layout=_box_width(label))
     w.link((bar, "value"), (box, "value"))
@@ -94,7 +99,32 @@ def toggle(label: str, value: bool = False) -> Control:
     return Control(label, box, box, (False, True))
 
 
-_FLOATS = (w.FloatSlider, w.BoundedFloatText)
+class _Rounded(w.Widget):
+    """A number with so many decimals, whatever the browser's additions make of it."""
+
+    decimals = Int(15)
+
+    @validate("value")
+    def _validate_value(self, proposal: Any) -> float:
+        inside = min(max(proposal["value"], self.min), self.max)
+        return round(inside, self.decimals)
+
+
+class _RoundedSlider(_Rounded, w.FloatSlider):
+    pass
+
+
+class _RoundedBox(_Rounded, w.BoundedFloatText):
+    pass
+
+
+_FLOATS = (_RoundedSlider, _RoundedBox)
+
+
+def _decimals(number: float) -> int:
+    """How many decimals a number is written with: 2 for 0.05."""
+    exponent = Decimal(str(number)).normalize().as_tuple().exponent
+    return max(0, -int(exponent))
 
 
 def _side_by_side(box: w.Widget, bar: w.Widget) -> w.HBox:
