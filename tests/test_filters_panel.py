@@ -114,15 +114,15 @@ def test_the_sentence_of_the_remainders_is_true_at_the_edges(bits, total, words)
         assert f"from {old} to {new} as a {rule}" in panel.text or f"at {old} as a" in panel.text
 
 
-def _left_of_the_figure(panel, axes):
-    """How far the y label stands to the right of the figure's edge, in pixels."""
+def _room_left_of_the_label(panel, axes):
+    """How far the y label stands to the right of the picture's edge, in pixels."""
     return axes.yaxis.label.get_window_extent(panel.figure.canvas.get_renderer()).x0
 
 
 def test_the_label_of_the_remainders_stays_on_the_page_beside_three_digits():
     panel = remainders.panel()
     panel.controls["bits"].value, panel.controls["total"].value = 10, 2
-    assert _left_of_the_figure(panel, panel.artists["axes remainder"]) >= 0
+    assert _room_left_of_the_label(panel, panel.artists["axes remainder"]) >= 0
 
 
 # ---- orders of summation ----
@@ -144,3 +144,16 @@ def test_the_order_panel():
     assert "every target gives the same token" in panel.text
     panel.controls["block"].value = 256
     assert panel.error is None
+
+
+@pytest.mark.parametrize("kind", sum_order.KINDS)
+def test_the_order_panel_fits_its_page_and_marks_no_worst_sum_of_equal_ones(kind):
+    panel = sum_order.panel()
+    panel.controls["kind"].value = kind
+    axes, floats = panel.artists["axes"], kind.startswith("float")
+    for seed in (0, 7, 19):
+        panel.controls["seed"].value = seed
+        assert _room_left_of_the_label(panel, axes) >= 0
+        assert len(panel.artists["worst"].get_xdata()) == floats
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        assert (len(labels) > 3) if floats else (labels == ["0"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from g2c_serving.lab.panel import Panel, choice, slider, stops
 from g2c_serving.lab.plots import BLUE, ORANGE
@@ -49,6 +50,7 @@ def panel() -> Panel:
 
 
 def _draw(figure: Figure) -> dict[str, Any]:
+    figure.set_layout_engine("constrained", rect=(0.03, 0, 0.97, 1))  # room for wider numbers
     axes = figure.subplots()
     (apart,) = axes.plot([], [], color=ORANGE, linewidth=1.4)
     (worst,) = axes.plot([], [], color=BLUE, marker="o", linestyle="", markersize=7)
@@ -63,10 +65,11 @@ def _update(art: dict[str, Any], kind: str, block: int, seed: int) -> str:
     x = np.arange(VOCAB)
     art["apart"].set_data(x, apart)
     widest = float(np.abs(apart).max())
-    limit = 1.2 * widest or 1e-7
+    limit = 1.2 * widest or 1
     art["axes"].set_ylim(-limit, limit)
-    at = int(np.abs(apart).argmax())
-    art["worst"].set_data([at], [apart[at]])
+    art["axes"].yaxis.set_major_locator(MaxNLocator(6) if widest else FixedLocator([0]))
+    worst = [int(np.abs(apart).argmax())] if widest else []  # no dot on a flat line
+    art["worst"].set_data(worst, apart[worst])
     if widest == 0:
         return (
             f"{kind}, blocks of {block}, distribution {seed} (the first token weighs "
