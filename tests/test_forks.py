@@ -6,6 +6,7 @@ import pytest
 from small_models import random_lm
 
 from g2c_serving.lab import forks
+from g2c_serving.lab.plots import new_figure, style
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,22 @@ def test_a_scheduled_run_counts_what_a_computed_one_counts(lm, monkeypatch):
     dry = forks.draw(lm, 100, 3, shared=False)
     monkeypatch.setattr(forks, "DryEngine", forks.Engine)
     assert forks.draw(lm, 100, 3, shared=False) == dry
+
+
+@pytest.mark.parametrize("samples", [1, 2, 32])
+@pytest.mark.parametrize("prompt", forks.PROMPTS)
+def test_the_labels_over_the_last_bars_do_not_meet(samples, prompt):
+    figure = new_figure()
+    with style():
+        art = forks._draw(figure)
+    computed = {True: prompt, False: prompt * samples}
+    costs = {s: [forks.Cost(n, computed[s], 17 + s) for n in forks.SAMPLES if n <= samples]
+             for s in (True, False)}  # fmt: skip
+    forks._update(art, costs, samples, prompt)
+    figure.canvas.draw()
+    for name in ("blocks", "computed"):
+        own, forked = (text.get_window_extent() for text in art[name]["words"])
+        assert not own.overlaps(forked)
 
 
 def test_the_panel(lm):

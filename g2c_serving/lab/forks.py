@@ -108,13 +108,17 @@ def _update(art: dict[str, Any], costs: dict[bool, list[Cost]], samples: int, pr
                 art[name]["words"][shared],
             )
             art[name][shared].set_boxes([i + side for i in range(len(values))], 1, 0.4, values)
-            text.set_position((len(values) - 0.8 + side, 1.15 * values[-1]))
+            middle = len(values) - 0.8 + side
+            if len(values) == 1:  # for itself it counts as much: the labels would meet
+                middle += -0.1 if shared else 0.25
+            text.set_position((middle, 1.15 * values[-1]))
             text.set_text(f"{values[-1]:,}")
     forks, alone = costs[True][-1], costs[False][-1]
     own = forks.blocks - prompt // BLOCK
     return (
         f"{samples} {'sample' if samples == 1 else 'samples'} of a prompt of {prompt} tokens, "
         f"{ANSWER} tokens each. As forks: {forks.computed:,} prompt tokens computed, "
-        f"{forks.blocks:,} blocks ({prompt // BLOCK} of the prompt and {own} of the samples). Each "
+        f"{forks.blocks:,} blocks ({prompt // BLOCK} of the prompt and {own} of the "
+        f"{'sample' if samples == 1 else 'samples'}). Each "
         f"for itself: {alone.computed:,} tokens, {alone.blocks:,} blocks."
     )
