@@ -9,6 +9,7 @@ from small_models import random_lm
 
 from g2c_serving.lab import block_grid, block_record
 from g2c_serving.lab.block_record import BLOCK, POOL, Moment
+from g2c_serving.lab.plots import new_figure
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,21 @@ def test_a_second_turn_finds_the_first_one_s_blocks(moments):
     ]
     assert len(reused) >= 3 and reused == after.tables["G"][: len(reused)]
     assert f"{len(reused) * BLOCK} tokens of it were cached" in after.events
+
+
+def test_the_words_beside_the_tables_count_as_the_sentence_does(lm, moments):
+    """Right values: the engine's books; in use, kept and free are all blocks there are."""
+    figure = new_figure()
+    art = block_grid._draw(figure)
+    for step, now in enumerate(moments, 1):
+        sentence = block_grid._update(art, now, step)
+        use, kept = len(now.users), len(now.cached)
+        free = POOL - use - kept
+        assert art["state"].get_text() == (
+            f"{now.num_waiting} waiting; blocks: {use} in use, {kept} kept, {free} free"
+        )
+        assert f"in use: {use}, of which" in sentence
+        assert f"{kept} kept for later, {free} free." in sentence
 
 
 def test_the_panel_draws_every_step(lm, moments):

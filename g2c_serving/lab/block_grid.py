@@ -52,6 +52,12 @@ def _draw(figure: Figure) -> dict[str, Any]:
     art["users"] = [_text(axes, x, y + 0.1, 9.5, "center") for x, y in map(_cell, range(POOL))]
     for text in art["users"]:
         text.set_bbox({"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1})
+    art["behind numbers"] = Blocks(axes, 0, facecolor="white", hatch="", linewidth=0, zorder=2.4)
+    corners = [_cell(block) for block in range(POOL)]
+    wide = [0.2 if block < 10 else 0.32 for block in range(POOL)]
+    art["behind numbers"].set_boxes(
+        [x - 0.45 for x, _ in corners], [y - 0.44 for _, y in corners], wide, 0.2
+    )
     art["numbers"] = _numbers(axes)
     axes.text(SIDE, -0.3, "block tables", fontsize=10, va="center")
     art["tables"] = [_text(axes, SIDE, 0.22 + 0.44 * i, 9, "left") for i in range(TABLES)]
@@ -104,8 +110,10 @@ def _update(art: dict[str, Any], now: Moment, step: int) -> str:
     for text, row in zip(art["tables"], rows + [""] * TABLES, strict=False):
         text.set_text(row if len(row) <= 33 else row[:30] + " ..")
     art["event"].set_text("; ".join(now.events))
-    unused = len(kinds[FREE]) + len(kinds[KEPT])
-    art["state"].set_text(f"{now.num_waiting} waiting, {unused} of {POOL} blocks unused")
+    kept, free = len(kinds[KEPT]), len(kinds[FREE])
+    art["state"].set_text(
+        f"{now.num_waiting} waiting; blocks: {POOL - kept - free} in use, {kept} kept, {free} free"
+    )
     return _sentence(now, step, kinds)
 
 
@@ -126,11 +134,11 @@ def _boxes(blocks: Blocks, which: list[int], parts: list[float] | None = None) -
 def _sentence(now: Moment, step: int, kinds: dict[str, list[int]]) -> str:
     counts = {kind: len(blocks) for kind, blocks in kinds.items()}
     in_tables = sum(len(table) for table in now.tables.values())
-    in_memory = counts[ONE] + counts[TAIL] + counts[SHARED]
+    in_use = counts[ONE] + counts[TAIL] + counts[SHARED]
     events = "".join(f" {event}." for event in now.events)
     return (
         f"Step {step}, requests: {len(now.tables)}. Blocks in their tables: {in_tables}, in "
-        f"memory: {in_memory}, of which {counts[SHARED]} shared, {counts[TAIL]} half filled, "
+        f"use: {in_use}, of which {counts[SHARED]} shared, {counts[TAIL]} half filled, "
         f"{len(now.copied)} copied in this step; {counts[KEPT]} kept for later, {counts[FREE]} "
         f"free.{events}"
     )
