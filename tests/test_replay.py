@@ -111,7 +111,9 @@ def even() -> ReplayErrors:
 def test_the_panel_moves_fast_and_says_what_it_shows() -> None:
     panel = replay_panel(even())
     assert "The last 8 tokens replayed, as the hit rule has it: no exact memo" in panel.text
-    assert "Window layer 3 (block 3 of the model)" in panel.text
+    assert (
+        "Window layer 3 (layer 4 of the model's 5)" in panel.text
+    )  # window_layers (0, 2, 3), from 1 on
     texts = set()
     for name, values in (("length", (0, 4, 8, 20, 24)), ("depth", (1, 2, 3))):
         for value in values:

@@ -75,18 +75,19 @@ def _draw(figure: Figure, errors: ReplayErrors) -> dict[str, Any]:
         left.text(place + 1, 3e-5, name, fontsize=9, rotation=90, va="top")
     for k, values in enumerate((errors.largest, errors.kl)):
         left.plot(lengths, _shown(values), **{**line(k), "marker": ""})
-    now = [left.plot([], [], **line(k), label=name)[0] for k, name in enumerate(CURVES)]
+    now = [left.plot([], [], **line(k), label=name, clip_on=False)[0] for k, name in enumerate(
+        CURVES)]  # fmt: skip
     (of_layer,) = left.plot([], [], **{**line(2), "marker": ""})
-    look = {"frameon": True, "framealpha": 1, "edgecolor": "white"}  # over the line at W
-    left.legend(handles=now, loc="lower left", fontsize=9, **look)
+    left.set_ylabel("error")
     right.set(xlim=(1 - window, -1), xlabel="position, from the end of the hit")
     right.set_xticks(range(5 - window // 5 * 5, 0, 5))  # the first one clear of the left picture
-    right.set_title("The rebuilt state")
+    right.set(title="The rebuilt state", ylabel="relative error")
     others = [right.plot([], [], color=GREY, linewidth=1, linestyle="-")[0] for _ in range(
         len(errors.config.window_layers))]  # fmt: skip
-    (chosen,) = right.plot([], [], **{**line(2), "marker": ""}, label="this layer")
+    (chosen,) = right.plot([], [], **{**line(2), "marker": ""})
     others[0].set_label("other window layers")
-    right.legend(handles=[chosen, others[0]], loc="lower left", fontsize=9)
+    handles = [*now, others[0]]  # outside: the curves of some layer run everywhere
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, columnspacing=1)
     source_note(left, "Measured here", f"{errors.positions} predictions")
     return {"now": now, "of_layer": of_layer, "others": others, "chosen": chosen}
 
@@ -131,7 +132,7 @@ def _outputs(errors: ReplayErrors, i: int) -> str:
 def _state(errors: ReplayErrors, i: int, depth: int) -> str:
     layer, mean = errors.config.window_layers[depth - 1], errors.state[i, depth - 1].mean()
     reach = receptive_field(errors.config, depth)
-    ordinal = f"Window layer {depth} (block {layer} of the model)"
+    ordinal = f"Window layer {depth} (layer {layer + 1} of the model's {errors.config.num_layers})"
     if errors.state[i, depth - 1].max() < ROUNDING:
         return f"{ordinal} is rebuilt exactly: it needs {reach} tokens."
     return f"{ordinal} is off by {_percent(mean)} on average; it is exact from {reach} tokens on."
