@@ -3,8 +3,8 @@
 Brief, section 3: if the two "compute different probabilities for the same tokens, the policy
 gradient is quietly off". On-policy learning weighs each token by the ratio of the two probabilities
 and takes it to be 1, because the weights are the same. Here it is computed. The trainer is the
-dense forward of the same weights, as the course writes it, or the engine's forward, in float32, over the
-whole text. All ratios are Measured here.
+dense forward of the same weights, as the course writes it, or the engine's forward in float32 over
+the whole text. All ratios are Measured here.
 """
 
 from __future__ import annotations
