@@ -160,6 +160,20 @@ def test_the_matrix_on_tiny(tiny_case):
         assert panel.text.startswith(f"{row}; ") and panel.error is None
 
 
+def test_the_headings_of_the_matrix_stand_apart(case):
+    """All columns; by at least a letter's width between two headings, line by line."""
+    cell = Cell(case, Parting(None, None, None, 0.0, 12))
+    cells = {(row, name): cell for row in determinism.ROWS for name in DISTURBANCES}
+    panel = determinism.panel(determinism.Matrix(cells))
+    (axes,) = panel.figure.axes
+    renderer = panel.figure.canvas.get_renderer()
+    heads = [label for label in axes.get_xticklabels(which="major") if label.get_text()]
+    assert len(heads) == len(DISTURBANCES) + 1
+    boxes = [label.get_window_extent(renderer) for label in heads]
+    gaps = [after.x0 - before.x1 for before, after in zip(boxes, boxes[1:], strict=False)]
+    assert min(gaps) >= 5 * panel.figure.dpi / 100, list(zip(gaps, heads, strict=False))
+
+
 def test_what_a_cell_says(case):
     params = dataclasses.replace(case.params, top_p=0.9)
     case = dataclasses.replace(case, params=params)

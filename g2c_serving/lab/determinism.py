@@ -142,7 +142,8 @@ def _draw(figure: Figure, matrix: Matrix, columns: tuple[str, ...]) -> dict[str,
         Blocks(axes, 0, **{**look, **edge}).set_boxes(_less(xs, 0.46), _less(ys, 0.42), 0.92, 0.84)
     axes.set(xlim=(-0.55, len(heads) - 0.45), ylim=(len(rows) - 0.5, -0.5))
     axes.set_xticks(range(len(heads)), [head.replace(" ", "\n") for head in heads], fontsize=9)
-    axes.set_yticks(range(len(rows)), rows, fontsize=9)
+    names = [row.replace(", on an edge", ",\non an edge") for row in rows]  # wide columns
+    axes.set_yticks(range(len(rows)), names, fontsize=9)
     axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
     axes.spines[:].set_visible(False)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8.5, handlelength=1.6)
