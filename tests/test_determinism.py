@@ -171,7 +171,7 @@ def test_the_headings_of_the_matrix_stand_apart(case):
     assert len(heads) == len(DISTURBANCES) + 1
     boxes = [label.get_window_extent(renderer) for label in heads]
     gaps = [after.x0 - before.x1 for before, after in zip(boxes, boxes[1:], strict=False)]
-    assert min(gaps) >= 5 * panel.figure.dpi / 100, list(zip(gaps, heads, strict=False))
+    assert min(gaps) >= 8 * panel.figure.dpi / 100, list(zip(gaps, heads, strict=False))
 
 
 def test_what_a_cell_says(case):

@@ -126,6 +126,14 @@ def test_scores_in_the_invariant_mode_are_exact_and_a_fault_is_seen(lm):
     assert "invariant: other company, 3 of 3" in picture.text
 
 
+def test_on_tiny_the_fault_moves_all_texts_but_a_point_or_two_beyond_another_kernel():
+    """What the notebook says of its picture."""
+    changes = {c.name: c.moved for c in exact_scores.changes(g.load("tiny"))}
+    kernel, fault = max(changes[exact_scores.KERNEL]), changes[exact_scores.FAULT]
+    assert sum(share > kernel for share in fault) >= len(fault) - 2
+    assert sorted(fault)[len(fault) // 2] > 10 * kernel
+
+
 def test_the_other_kernel_is_never_the_packed_one(lm):
     model = exact_scores.other_kernel(lm)
     assert len(exact_scores.linears(model)) == 1 + 4 * lm.config.num_layers
