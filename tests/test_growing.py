@@ -8,6 +8,7 @@ from small_models import random_lm
 
 from g2c_serving.lab import fragments, growing
 from g2c_serving.lab.fragments import Arena, Pages, simulate
+from g2c_serving.lab.plots import new_figure
 
 # ---- growing ----
 
@@ -95,3 +96,25 @@ def test_the_panel():
     assert panel.text.startswith("Step 120, requests up to 1,024 tokens. In one piece: ")
     panel.controls["longest"].value = 128
     assert "up to 128 tokens" in panel.text and panel.error is None
+
+
+@pytest.mark.parametrize("longest", [128, 512, 2048])
+def test_free_blocks_are_left_only_where_all_of_them_are_too_few(longest):
+    """What the page says of the lower picture; in one piece, free slots that would be enough."""
+    whole, cut = simulate(Arena(), longest), simulate(Pages(), longest)
+    enough = {}
+    for name, moments in (("whole", whole), ("cut", cut)):
+        enough[name] = [sum(n for _, n in now.holes) >= min(now.waiting) for now in moments]
+    assert any(enough["whole"]) and not any(enough["cut"])
+    assert longest != 2048 or any(now.holes for now in cut)
+
+
+def test_the_lower_picture_says_how_many_blocks_are_free():
+    figure = new_figure()
+    art = fragments._draw(figure)
+    whole, cut = simulate(Arena(), 2048), simulate(Pages(), 2048)
+    fragments._update(art, whole, cut, 200, 2048)
+    free = fragments.SLOTS // 16 - len(cut[-1].pieces)
+    said = art["in blocks of 16 title"].get_text()
+    assert free > 0 and said.startswith(f"{free} blocks free, {16 * free} slots in all; ")
+    assert said.endswith(f" needs {min(cut[-1].waiting)}")

@@ -189,7 +189,7 @@ def _store_axes(axes: Axes) -> dict[str, Blocks]:
         "even": Blocks(axes, 0, "held by a request", **{**fill(0), **edge}),
         "odd": Blocks(axes, 1, "held by another", **{**fill(2), **edge}),
         "empty": Blocks(axes, 0, "held, empty", facecolor="#BBBBBB", hatch="", linewidth=0),
-        "hole": Blocks(axes, 3, "free, too small for all who wait", facecolor="white",
+        "hole": Blocks(axes, 3, "free, and fits nobody who waits", facecolor="white",
                        hatch="xxxx", edgecolor="#A04070", linewidth=0.4),
     }  # fmt: skip
 
@@ -208,6 +208,10 @@ def _update(
     text = f"{len(gaps)} holes, {sum(gaps):,} slots, the largest {max(gaps, default=0)}"
     smallest = min(whole[step - 1].waiting)
     art["in one piece title"].set_text(f"{text}; the shortest of those who wait needs {smallest}")
+    blocks = sum(n for _, n in cut[step - 1].holes) // BLOCK
+    text = f"{blocks} {'block' if blocks == 1 else 'blocks'} free, {blocks * BLOCK:,} slots in all"
+    smallest = min(cut[step - 1].waiting)
+    art["in blocks of 16 title"].set_text(f"{text}; the shortest of them needs {smallest}")
     return f"Step {step}, requests up to {longest:,} tokens. {'; '.join(words).capitalize()}."
 
 
