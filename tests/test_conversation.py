@@ -67,8 +67,13 @@ def test_the_picture_of_the_turns(tiny, turns):
 
 def test_another_process_leaves_what_this_one_finds(tiny, tmp_path):
     first = restart.in_another_process(tmp_path / "kv")
-    assert " new engine: 0 of 451 tokens came from disk" in first
-    assert " new engine: 448 of 451 tokens came from disk" in restart.visit(tiny, tmp_path / "kv")
+    assert " new engine: 0 of 449 tokens came from disk" in first
+    assert " new engine: 448 of 449 tokens came from disk" in restart.visit(tiny, tmp_path / "kv")
+
+
+def test_the_lines_and_the_table_are_about_one_prompt(tiny):
+    head, ids = restart.two_engines(tiny).head[0], restart.prompt(tiny)
+    assert head.startswith(f"{len(ids)} tokens") and len(ids) == 448 + 1
 
 
 def test_a_process_that_fails_says_why(tmp_path, monkeypatch):

@@ -41,6 +41,11 @@ def context(lm: LanguageModel, tokens: int = CONTEXT) -> list[int]:
     return lm.tokenizer.encode("\n".join(PREAMBLES))[:tokens]
 
 
+def prompt(lm: LanguageModel, tokens: int = CONTEXT) -> list[int]:
+    """The long text and one token more: the hit rule never gives the last one."""
+    return [*context(lm, tokens), *lm.tokenizer.encode(" ")]
+
+
 def config(folder: str | Path | None) -> EngineConfig:
     """A small engine with a disk tier in `folder`; without any prefix cache for None."""
     return EngineConfig(
@@ -67,7 +72,7 @@ def serve(
 
 def visit(lm: LanguageModel, folder: str | Path) -> str:
     """Serve the long text over the cache in `folder`, and say how much of it was there."""
-    ids = [*context(lm), *lm.tokenizer.encode(" Hello")]
+    ids = prompt(lm)
     out, ms = serve(lm, ids, folder)
     return (
         f"process {os.getpid()}, a new engine: {out.num_cached_tokens} of {len(ids)} tokens came "
@@ -89,7 +94,7 @@ def in_another_process(folder: str | Path) -> str:
 
 def two_engines(lm: LanguageModel) -> Table:
     """One engine computes a context; what a router finds then, and what the other computes."""
-    ids, params = [*context(lm), 32], SamplingParams(max_tokens=1, temperature=0)
+    ids, params = prompt(lm), SamplingParams(max_tokens=1, temperature=0)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         one, two = (Engine(lm, config(folder)) for _ in range(2))
         rows = []
@@ -115,7 +120,7 @@ def times(lm: LanguageModel, lengths: Sequence[int] = LENGTHS) -> tuple[list[flo
     computed, loaded = [], []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for n in lengths:
-            ids = [*context(lm, n), 32]
+            ids = prompt(lm, n)
             computed.append(min(serve(lm, ids, None)[1] for _ in range(REPEATS)))
             serve(lm, ids, folder)  # writes what the shorter ones have not written
             loaded.append(min(_loaded_ms(lm, ids, folder) for _ in range(REPEATS)))
