@@ -118,3 +118,4 @@ def test_the_lower_picture_says_how_many_blocks_are_free():
     said = art["in blocks of 16 title"].get_text()
     assert free > 0 and said.startswith(f"{free} blocks free, {16 * free} slots in all; ")
     assert said.endswith(f" needs {min(cut[-1].waiting)}")
+    assert art["in one piece title"].get_text().startswith("1 hole, 17 slots")

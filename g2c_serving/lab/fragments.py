@@ -205,13 +205,16 @@ def _update(
         words.append(f"{name}: {free:,} slots are not used, {now.running} run; {mean:.0%} "
                      "used on average")  # fmt: skip
     gaps = [n for _, n in whole[step - 1].holes]
-    text = f"{len(gaps)} holes, {sum(gaps):,} slots, the largest {max(gaps, default=0)}"
+    text = f"{len(gaps)} {'hole' if len(gaps) == 1 else 'holes'}, {sum(gaps):,} slots"
+    text += f", the largest {max(gaps, default=0)}"
     smallest = min(whole[step - 1].waiting)
     art["in one piece title"].set_text(f"{text}; the shortest of those who wait needs {smallest}")
     blocks = sum(n for _, n in cut[step - 1].holes) // BLOCK
     text = f"{blocks} {'block' if blocks == 1 else 'blocks'} free, {blocks * BLOCK:,} slots in all"
     smallest = min(cut[step - 1].waiting)
-    art["in blocks of 16 title"].set_text(f"{text}; the shortest of them needs {smallest}")
+    art["in blocks of 16 title"].set_text(
+        f"{text}; the shortest of those who wait needs {smallest}"
+    )
     return f"Step {step}, requests up to {longest:,} tokens. {'; '.join(words).capitalize()}."
 
 
