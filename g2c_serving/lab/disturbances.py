@@ -105,6 +105,7 @@ def watch(engine: _Watch, case: Case, ids: Sequence[int]) -> Seen:
         for output in engine.step():
             if output.request_id == ids[-1]:
                 seen.tokens = output.token_ids
+    assert engine.ledger is not None and case.params.seed is not None
     drawn = {draw.position: draw.target / draw.total for draw in engine.ledger.of(case.params.seed)}
     for i in range(len(seen.tokens)):
         position = len(case.prompt) + i
