@@ -357,28 +357,6 @@ def test_an_interrupt_loses_nothing():
     assert [final[rid].token_ids for rid in ids] == [continuation([i] * 5, 8) for i in range(3)]
 
 
-def test_an_interrupt_loses_no_failed_request():
-    """The step that finds a request too big for the pool is broken off: the next one reports it."""
-    lm = FakeLM()
-    e = engine(lm, num_blocks=3)
-    big = e.add([1] * 9, g.SamplingParams(temperature=0, max_tokens=20))
-    small = e.add([5], GREEDY)
-
-    def interrupt(batch):
-        if any(output.finish_reason == "error" for output in e._unreported):
-            lm.model.on_forward = lambda batch: None
-            raise KeyboardInterrupt
-
-    lm.model.on_forward = interrupt
-    final = {}
-    with pytest.raises(KeyboardInterrupt):
-        while e.has_unfinished:
-            final |= {o.request_id: o for o in e.step() if o.finish_reason}
-    final |= run(e)
-    assert final[big].finish_reason == "error"
-    assert final[small].token_ids == continuation([5], 8)
-
-
 @pytest.mark.parametrize("phase", ["schedule", "process"])
 def test_the_stop_button_waits_for_the_bookkeeping(phase):
     """A real SIGINT in the middle of schedule or process: it comes at the phase's end, and the run
@@ -527,6 +505,14 @@ def interrupted_after_a_failure() -> tuple[g.Engine, int, int]:
         while True:
             e.step()
     return e, big, small
+
+
+def test_an_interrupt_loses_no_failed_request():
+    """The step that finds a request too big for the pool is broken off: the next one reports it."""
+    e, big, small = interrupted_after_a_failure()
+    final = run(e)
+    assert final[big].finish_reason == "error"
+    assert final[small].token_ids == continuation([5], 8)
 
 
 def test_a_request_that_has_failed_can_neither_be_aborted_nor_forked():

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from g2c_serving.sample.top_k import the_best
+
 
 class TokenLogprobs(NamedTuple):
     """Of one generated token: its log-probability, and the k best as (token id, log-probability),
@@ -57,9 +59,7 @@ def _best(logprobs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     if k == 0:
         return logprobs[:, :0], logprobs[:, :0].long()
     last = logprobs.topk(k).values[:, -1:]  # (R, 1)
-    above, tied = logprobs > last, logprobs == last  # (R, V)
-    room = k - above.sum(-1, keepdim=True)
-    chosen = above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= room))  # exactly k a row
+    chosen = the_best(logprobs, last, torch.full_like(last, k, dtype=torch.int64))  # (R, V)
     ids = chosen.byte().topk(k).indices.sort(-1).values  # (R, k), the lower ids first
     best, order = logprobs.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return best, ids.gather(1, order)

@@ -29,6 +29,7 @@ import torch
 from g2c_serving.request import Request
 from g2c_serving.sample import rng
 from g2c_serving.sample.ledger import Ledger
+from g2c_serving.sample.top_k import the_best
 
 MIN_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 1e30  # all tokens alike; float32 still holds it
@@ -189,9 +190,7 @@ def _keep(
     if (top_p < TOP_P_UNIT).any():
         count = _reaching(weights.gather(1, ids), count, top_p)
     last = best.gather(1, count - 1)  # (R, 1), the lowest score that stays
-    above, tied = scores > last, scores == last  # (R, V)
-    room = count - above.sum(-1, keepdim=True)
-    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= room))
+    return the_best(scores, last, count)
 
 
 def _reaching(ordered: torch.Tensor, count: torch.Tensor, top_p: np.ndarray) -> torch.Tensor:
