@@ -542,17 +542,22 @@ def test_generate_after_an_interrupted_generate_with_a_failure():
     assert output.token_ids == continuation([7, 7], 8)
 
 
+def interrupt_after(target: object, name: str) -> None:
+    """Let a real SIGINT follow every call of a method."""
+    method = getattr(target, name)
+
+    def interrupted(*args):
+        method(*args)
+        signal.raise_signal(signal.SIGINT)
+
+    setattr(target, name, interrupted)
+
+
 def test_an_output_of_an_interrupted_step_is_still_to_come():
     """SIGINT while the last request ends: `while has_unfinished` goes on, generate() refuses."""
     e = engine()
     last = e.add([1, 2], g.SamplingParams(temperature=0, max_tokens=1))
-    remove = e.scheduler.remove
-
-    def interrupted(request):
-        remove(request)
-        signal.raise_signal(signal.SIGINT)
-
-    e.scheduler.remove = interrupted
+    interrupt_after(e.scheduler, "remove")
     with pytest.raises(KeyboardInterrupt):
         e.step()
     with pytest.raises(RuntimeError, match="step"):
@@ -565,13 +570,7 @@ def test_an_aborted_request_is_not_reported_as_running_afterwards():
     e = engine()
     request_id = e.add([1, 2], GREEDY)
     e.step()
-    remember = e._remember
-
-    def interrupted(record):
-        remember(record)
-        signal.raise_signal(signal.SIGINT)
-
-    e._remember = interrupted
+    interrupt_after(e, "_remember")
     with pytest.raises(KeyboardInterrupt):
         e.step()
     assert [o.finish_reason for o in e.abort(request_id)] == ["abort"]
@@ -582,13 +581,7 @@ def test_an_interrupted_abort_gives_its_outputs_in_the_next_step():
     e = engine()
     request_id = e.add([1, 2], GREEDY)
     e.step()
-    remove = e.scheduler.remove
-
-    def interrupted(request):
-        remove(request)
-        signal.raise_signal(signal.SIGINT)
-
-    e.scheduler.remove = interrupted
+    interrupt_after(e.scheduler, "remove")
     with pytest.raises(KeyboardInterrupt):
         e.abort(request_id)
     assert [(o.request_id, o.finish_reason) for o in e.step()] == [(request_id, "abort")]
