@@ -9,6 +9,7 @@ stays zero. Layers named in `window_layers` see the last `window` tokens only, t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -31,6 +32,16 @@ WINDOW_CONFIG: dict[str, Any] = {
     "window": 32,
     "window_layers": [0, 1, 3, 4],
 }
+
+
+DRAFTER_CONFIG = {
+    "embedding_dim": 128,
+    "num_layers": 2,
+    "num_heads": 2,
+    "max_seq_len": 512,
+    "hidden_dim": 512,
+}
+CONFIDENCE_UNITS = 64  # hidden units of a drafter's confidence head
 
 
 class Block(nn.Module):
@@ -82,12 +93,32 @@ class GPT(nn.Module):
             for last in (module.out, module.fc2):
                 nn.init.normal_(last.weight, std=0.02 / math.sqrt(2 * self.config["num_layers"]))
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def features(self, ids: Tensor) -> Tensor:
+        """What the head reads, (B, T, D)."""
         x = self.token_embed(ids) + self.pos_embed.weight[: ids.shape[1]]  # (B, T, D)
         seen = cast(Tensor, self.seen)[: ids.shape[1], : ids.shape[1]]
         for i, block in enumerate(self.blocks):
             x = block(x, seen if i in self.window_layers else None)
-        return F.linear(self.ln_final(x), self.token_embed.weight)  # (B, T, V)
+        return self.ln_final(x)
+
+    def logits(self, features: Tensor) -> Tensor:
+        return F.linear(features, self.token_embed.weight)  # (B, T, V)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.logits(self.features(ids))
+
+
+class DrafterGPT(GPT):
+    """A model with a confidence head: how likely the target accepts what is drafted next."""
+
+    def __init__(self, vocab_size: int, config: dict[str, Any]) -> None:
+        super().__init__(vocab_size, config)
+        self.confidence = nn.Sequential(
+            nn.Linear(config["embedding_dim"], CONFIDENCE_UNITS),
+            nn.GELU(),
+            nn.Linear(CONFIDENCE_UNITS, 1),
+        )
+        self.confidence.apply(self._initialize)
 
 
 def sliding_window(length: int, window: int) -> Tensor:
@@ -99,6 +130,18 @@ def sliding_window(length: int, window: int) -> Tensor:
 
 def state_tensors(model: GPT) -> dict[str, Tensor]:
     """The weights as float32 under their g2c names; linear weights are (in, out)."""
+    return {name: t.detach().float().contiguous() for name, t in _named(model).items()}
+
+
+def load_tensors(model: GPT, tensors: Mapping[str, Tensor]) -> None:
+    """Give `model` the weights that stand under those names in `tensors`."""
+    with torch.no_grad():
+        for name, mine in _named(model).items():
+            mine.copy_(tensors[name])
+
+
+def _named(model: GPT) -> dict[str, Tensor]:
+    """The model's own parameters, or parts of them, as the g2c layout names and turns them."""
     tensors = {
         "token_embed.weight": model.token_embed.weight,
         "pos_embed.weight": model.pos_embed.weight,
@@ -124,4 +167,7 @@ def state_tensors(model: GPT) -> dict[str, Tensor]:
                 f"blocks.{i}.{name}.gamma": norm.weight,
                 f"blocks.{i}.{name}.beta": norm.bias,
             }
-    return {name: t.detach().float().contiguous() for name, t in tensors.items()}
+    if isinstance(model, DrafterGPT):
+        for name, layer in (("fc1", model.confidence[0]), ("fc2", model.confidence[2])):
+            tensors |= {f"confidence.{name}.W": layer.weight.T, f"confidence.{name}.b": layer.bias}
+    return tensors

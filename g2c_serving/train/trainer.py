@@ -26,12 +26,18 @@ from g2c_serving.paths import DATA, ROOT
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.train.artifact import save_artifact
 from g2c_serving.train.batches import batch, drill_share
-from g2c_serving.train.gpt import DEFAULT_CONFIG, GPT, WINDOW_CONFIG, state_tensors
+from g2c_serving.train.gpt import DEFAULT_CONFIG, DRAFTER_CONFIG, GPT, WINDOW_CONFIG, state_tensors
 from g2c_serving.train.optimizer import make_optimizers, set_learning_rate
 
 TOKENIZER = DATA / "tokenizers" / "tiny" / "tokenizer.json"
 CHECKPOINT_EVERY = 100
-MODELS: dict[str, dict[str, Any]] = {"tiny": DEFAULT_CONFIG, "tiny-window": WINDOW_CONFIG}
+DRAFTER = "tiny-drafter"
+MODELS: dict[str, dict[str, Any]] = {
+    "tiny": DEFAULT_CONFIG,
+    "tiny-window": WINDOW_CONFIG,
+    DRAFTER: DRAFTER_CONFIG,
+}
+DRAFTER_STEPS = 3000  # they are short ones
 
 
 @dataclass(frozen=True)
@@ -65,10 +71,12 @@ class TrainingConfig:
 class Run:
     """A training run: `step` says how many steps are done, `seconds` how long they took."""
 
+    network = GPT
+
     def __init__(self, config: TrainingConfig, tokenizer: Tokenizer) -> None:
         torch.manual_seed(config.seed)
         self.config, self.tokenizer = config, tokenizer
-        self.model = GPT(tokenizer.vocab_size, config.model)
+        self.model = self.network(tokenizer.vocab_size, config.model)
         self.optimizers = make_optimizers(self.model, config.muon_lr, config.adam_lr)
         self.step, self.seconds, self.loss = 0, 0.0, float("nan")
 
@@ -218,9 +226,11 @@ def _train_model(args: argparse.Namespace) -> int:
 
         print(measure(folder).table())
         return 0
-    config = TrainingConfig(steps=args.steps, seed=args.seed, model=dict(MODELS[args.what]))
+    usual = DRAFTER_STEPS if args.what == DRAFTER else TrainingConfig.steps
+    steps = usual if args.steps is None else args.steps
+    config = TrainingConfig(steps=steps, seed=args.seed, model=dict(MODELS[args.what]))
     own = args.out / "tokenizers" / "tiny" / "tokenizer.json"
-    run = Run(config, Tokenizer.load(own if own.is_file() else TOKENIZER))
+    run = _run_of(args.what)(config, Tokenizer.load(own if own.is_file() else TOKENIZER))
     checkpoint = checkpoint_path(args.out, args.what)
     if args.resume:
         load_checkpoint(run, checkpoint)
@@ -229,6 +239,14 @@ def _train_model(args: argparse.Namespace) -> int:
     print(f"\ndone: {folder}, {results['steps_completed']} steps in "
           f"{run.seconds:.0f} s, held-out loss {results['final_val_loss']:.3f}")  # fmt: skip
     return 0
+
+
+def _run_of(name: str) -> type[Run]:
+    if name != DRAFTER:
+        return Run
+    from g2c_serving.train.drafter import DrafterRun
+
+    return DrafterRun
 
 
 def checkpoint_path(out: Path, name: str = "tiny") -> Path:
@@ -244,7 +262,7 @@ _COMMANDS = {"tokenizer": _train_tokenizer, **dict.fromkeys(MODELS, _train_model
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m g2c_serving train", description=__doc__)
     parser.add_argument("what", choices=list(_COMMANDS))
-    parser.add_argument("--steps", type=int, default=TrainingConfig.steps)
+    parser.add_argument("--steps", type=int, help="default: the steps of the model as it is shipped")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--out", type=Path, default=DATA, help="where models/ and tokenizers/ go (default: data)"
