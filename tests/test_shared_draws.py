@@ -1,5 +1,6 @@
-"""Whose random numbers: one generator for all against keyed draws. The course's way is checked
-against torch's own generator, the engine's against Philox's known answers."""
+"""Whose random numbers: one generator for all against keyed draws, and what each of them costs. The
+course's way is checked against torch's own generator, the engine's against Philox's known answers.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ import torch
 from small_models import random_ids, random_lm
 
 import g2c_serving as g
-from g2c_serving.lab import philox_rounds, whose_numbers
+from g2c_serving.history import Row, StepRecord
+from g2c_serving.lab import draw_price, philox_rounds, whose_numbers
 from g2c_serving.lab.shared_draws import SharedDrawEngine, first_difference, tell
 from g2c_serving.sample import rng
+from g2c_serving.sample.sampler import below
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +124,73 @@ def test_shared_draws_are_of_one_sample_a_request(lm):
         engine = SharedDrawEngine(lm)
         engine.add(random_ids(lm, 4, seed=0), g.SamplingParams(n=2, max_tokens=2))
         engine._sample(engine.scheduler.schedule(), torch.zeros(1, 266))
+
+
+# ---- the price ----
+
+
+@pytest.fixture(scope="module")
+def longer():
+    return random_lm(vocab_size=266, context=128)
+
+
+def test_the_price_is_of_both_ways_at_each_number_of_requests(longer):
+    prices = draw_price.measure(longer, (1, 3), steps=4)
+    found = [(price.batch, price.draws) for price in prices]
+    ways = (draw_price.SHARED, draw_price.KEYED)
+    assert found == [(batch, way) for batch in (1, 3) for way in ways]
+    assert all(p.step > p.sampling > 0 and p.numbers > 0 for p in prices)
+
+
+def test_only_steps_in_which_all_requests_decode_are_timed(longer):
+    pair = draw_price.contenders(longer, batch=3, steps=5)
+    draw_price.take_turns(pair, 5)
+    for contender in pair:
+        assert len(contender.records) == len(contender.numbers_ms) == 5
+        assert contender.records == list(contender.engine.history)[-5:]
+        for record in contender.records:
+            assert [row.kind for row in record.rows] == ["decode"] * 3
+        assert not contender.engine.has_unfinished  # nothing ended before the last
+    shared, keyed = (c.records for c in pair)
+    assert [r.rows for r in shared] == [r.rows for r in keyed]  # the same work
+
+
+def test_the_numbers_that_are_timed_are_those_that_the_engines_draw(longer):
+    shared, keyed = draw_price.contenders(longer, batch=2, steps=1)
+    first = shared.numbers(draw_price.PROMPT)  # of a generator of its own, from its start
+    ids = range(2)
+    drawn = [shared.engine.words_of[i, draw_price.PROMPT] for i in ids]
+    assert first.shape == (rng.ATTEMPTS, 2) and first[0].tolist() == drawn
+
+    keyed.engine.ledger = g.Ledger()
+    keyed.step()
+    draws = [keyed.engine.ledger.of(seed)[0] for seed in ids]
+    assert draws[0].position == keyed.records[0].rows[0].num_computed + 1
+    words = keyed.numbers(draws[0].position)
+    targets, _ = below(words, torch.tensor([draw.total for draw in draws]))
+    assert targets.tolist() == [draw.target for draw in draws]
+
+
+def test_they_take_turns_and_neither_is_always_first():
+    class Recorder:
+        def __init__(self, name):
+            self.name = name
+
+        def step(self):
+            order.append(self.name)
+
+    order = []
+    draw_price.take_turns([Recorder("A"), Recorder("B")], 3)
+    assert "".join(order) == "ABBAAB"
+
+
+def test_the_table_shows_medians():
+    rows = [Row(0, 0, "decode", 1, 64)]
+    times = ((1.0, 0.2), (2.0, 0.4), (90.0, 30.0))  # one step was disturbed
+    records = [StepRecord(0, forward_ms=f, sample_ms=s, rows=rows) for f, s in times]
+    contender = draw_price.Contender("keyed", None, None, records, [0.1, 0.12, 7.0])
+    price = draw_price.price_of(contender, 1)
+    assert price == draw_price.DrawPrice(1, "keyed", 2.4, 0.4, 0.12)
+    head, line = repr(draw_price.table([price])).splitlines()
+    assert head.split("  ")[0] == "draws"
+    assert line.split() == ["keyed", "1", "2.40", "ms", "0.400", "ms", "0.120", "ms", "5.0%"]
