@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from g2c_serving.lab import charts, figures, published
+from g2c_serving.lab import charts, figures, published, toy_budget
 from g2c_serving.lab.published import Row, rows
 
 LABELS = {"Reported", "Derived", "G2C interpretation", "Not disclosed"}
@@ -107,6 +107,19 @@ def test_section_3_is_done(capsys):
     assert "4 of 4 computed rows reproduced, 0 off, 0 not yet; 3 rows" in out
     (line,) = [line for line in out.splitlines() if line.startswith("rng.stream ")]
     assert line.split() == ["rng.stream", "Derived", "23", "23", "ok"]
+
+
+def test_section_4_is_done(capsys):
+    assert figures.main(["--section", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "28 of 28 computed rows reproduced, 0 off, 0 not yet; 10 rows" in out
+    (line,) = [line for line in out.splitlines() if line.startswith("toy.rate.6 ")]
+    assert line.split() == ["toy.rate.6", "Derived", "0.38", "0.37992", "tok/ms", "ok"]
+
+
+def test_the_toy_has_no_times_beyond_its_rows():
+    with pytest.raises(ValueError, match="rows=9: the toy has times for up to 8"):
+        toy_budget.step_ms(9)
 
 
 def test_sections_0_and_1_are_done(capsys):

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from g2c_serving.lab import charts, hit_calculator, memory, reservation
+from g2c_serving.lab import charts, hit_calculator, memory, reservation, toy_budget
 from g2c_serving.lab.hit_calculator import EXAMPLE, FLASH
 from g2c_serving.lab.published import Row, rows
 from g2c_serving.request import SamplingParams
@@ -62,6 +62,23 @@ REPRODUCED |= {
     "sampler.min_temperature": lambda: MIN_TEMPERATURE,
     "float.assoc": lambda: (0.1 + 0.2) + 0.3 == 0.1 + (0.2 + 0.3),
 }
+
+# Section 4. The guard; the toy of two requests with three drafts each; the production table.
+REPRODUCED |= {
+    "spec.guard": lambda: toy_budget.RESIDUAL_GUARD,
+    "toy.best_rows": lambda: toy_budget.best().rows,
+    "toy.fixed_loss": toy_budget.fixed_loss,
+    "prod.gain": toy_budget.gain,
+    "prod.accept_rate.fixed": partial(toy_budget.accept_rate, "fixed"),
+    "prod.accept_rate.budget": partial(toy_budget.accept_rate, "budget"),
+}
+for _name in toy_budget.NAMES:
+    REPRODUCED[f"toy.best.{_name}"] = partial(toy_budget.best_drafts, _name)
+    for _n in (1, 2, 3):
+        REPRODUCED[f"toy.survival.{_name}.{_n}"] = partial(toy_budget.survival, _name, _n)
+for _n in range(2, 9):
+    REPRODUCED[f"toy.expected.{_n}"] = partial(toy_budget.expected_tokens, _n)
+    REPRODUCED[f"toy.rate.{_n}"] = partial(toy_budget.tokens_per_ms, _n)
 
 OK, OFF, NOT_YET, SHOWN = "ok", "OFF", "not yet", "shown"
 
