@@ -3,7 +3,7 @@
 The notebooks in `notebooks/` walk through it, section by section of the Brief on DeepInfer.
 """
 
-from g2c_serving.config import EngineConfig
+from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
 from g2c_serving.forward.checkpoints import LanguageModel, load
 from g2c_serving.forward.inflate import inflate
@@ -12,6 +12,7 @@ from g2c_serving.process.tokenizer import Reserved, Text, Tokenizer
 from g2c_serving.request import Request, RequestOutput, SamplingParams
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.logprobs import TokenLogprobs
+from g2c_serving.sample.verify_budget import Plan, plan, split
 from g2c_serving.schedule.cost_model import CostModel, StepShape
 
 __all__ = [
@@ -21,10 +22,12 @@ __all__ = [
     "EngineStats",
     "LanguageModel",
     "Ledger",
+    "Plan",
     "Request",
     "RequestOutput",
     "Reserved",
     "SamplingParams",
+    "Speculation",
     "StepRecord",
     "StepShape",
     "Text",
@@ -32,4 +35,6 @@ __all__ = [
     "Tokenizer",
     "inflate",
     "load",
+    "plan",
+    "split",
 ]

@@ -4,13 +4,63 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from g2c_serving.checks import as_int, as_number
+from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.schedule.cost_model import CostModel
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+MAX_DRAFTS = 16  # a step's rows grow by as many for each request
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How an engine speculates. ValueError names the field, the value and the remedy.
+
+    mode         fixed: all drafts of every request are verified, whatever the company
+                 (DeepInfer's DEEPINFER_ENABLE_MTP_VARLEN=0). budgeted: as many in all as a planner
+                 thinks worth their time, where the drafter is surest
+    num_drafts   tokens that the drafter proposes to a request in a step, 1 to 16
+    drafter      a loaded model of the target's vocabulary, for example load("tiny-drafter")
+    guard        the draft's probability is shrunk by exp(-guard) in what remains after a rejection;
+                 DeepInfer's is 5e-5, 0 is exact
+    recalibrate  correct the drafter's confidences by what came of earlier ones. A drafter without a
+                 confidence head is always read that way
+    step_time    budgeted: ms of a step by its rows, as an array or a callable, for the planner to
+                 go by; None: it is measured here
+    """
+
+    mode: str = "fixed"
+    num_drafts: int = 5
+    drafter: LanguageModel | None = None
+    guard: float = 5e-5
+    recalibrate: bool = False
+    step_time: Any = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("fixed", "budgeted"):
+            raise ValueError(
+                f"mode={self.mode!r} must be 'fixed' or 'budgeted'; EngineConfig(speculation=None) "
+                "turns speculation off"
+            )
+        count = as_int("num_drafts", self.num_drafts, 1, MAX_DRAFTS)
+        object.__setattr__(self, "num_drafts", count)
+        if not hasattr(self.drafter, "weights"):
+            raise ValueError(
+                f"drafter={self.drafter!r} must be a loaded model: "
+                "drafter=g2c_serving.load('tiny-drafter')"
+            )
+        guard = as_number("guard", self.guard)
+        if guard < 0:
+            raise ValueError(f"guard={self.guard} must be 0 (exact) or more")
+        object.__setattr__(self, "guard", guard)
+        if not isinstance(self.recalibrate, bool):
+            raise ValueError(f"recalibrate={self.recalibrate!r} must be True or False")
 
 
 @dataclass(frozen=True)
@@ -28,6 +78,7 @@ class EngineConfig:
                              DeepInfer's DEEPINFER_BATCH_INVARIANT=1
     step_time_budget_ms      aim of a step's time: prefill chunks shrink to fit (needs cost_model)
     cost_model               a fitted `CostModel`
+    speculation              a `Speculation`; None is off
     """
 
     num_blocks: int = 512
@@ -42,6 +93,7 @@ class EngineConfig:
     batch_invariant: bool = False
     step_time_budget_ms: float | None = None
     cost_model: CostModel | None = None
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs"):
@@ -51,6 +103,7 @@ class EngineConfig:
         _require_device(self.device)
         self._check_cache()
         self._check_invariance()
+        self._check_speculation()
         if self.cost_model is not None and not isinstance(self.cost_model, CostModel):
             raise ValueError(f"cost_model={self.cost_model!r} must be a CostModel, or None")
         if self.step_time_budget_ms is not None:
@@ -82,6 +135,21 @@ class EngineConfig:
             raise ValueError(
                 f"batch_invariant=True needs device='cpu', not {self.device!r}: the order of sums "
                 "is fixed for the processor's kernels alone"
+            )
+
+    def _check_speculation(self) -> None:
+        if self.speculation is None:
+            return
+        if not isinstance(self.speculation, Speculation):
+            raise ValueError(
+                f"speculation={self.speculation!r} must be Speculation('fixed' or 'budgeted', "
+                "drafter=...), or None"
+            )
+        rows = 1 + self.speculation.num_drafts
+        if self.max_num_batched_tokens < rows:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least {rows}: "
+                f"one request with its {rows - 1} drafts takes that many rows"
             )
 
     def _check_budget(self, budget: float) -> None:

@@ -6,12 +6,16 @@ from __future__ import annotations
 import torch
 
 from g2c_serving.config import DTYPES, EngineConfig
+from g2c_serving.drafting import Drafter
 from g2c_serving.forward.batch_invariance import BatchInvariant
 from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.draft_model import DraftModel
+from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.model import Transformer
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.disk_tier import DiskTier
 from g2c_serving.schedule.prefix_tiers import PrefixCache
+from g2c_serving.speculating import Speculator
 
 LAYOUT_VERSION = 1  # of a block's bytes, as `KVCache.export_blocks` gives them
 
@@ -28,6 +32,42 @@ def make_model(lm: LanguageModel, config: EngineConfig) -> Transformer:
     else:
         model = Transformer(lm.config, lm.weights, DTYPES[config.dtype], config.device)
     return model.with_numerics(BatchInvariant()) if config.batch_invariant else model
+
+
+def make_speculator(
+    config: EngineConfig, lm: LanguageModel, target: Transformer, cache: KVCache
+) -> Speculator | None:
+    """The drafter with its pages, and the budget; None without speculation."""
+    speculation = config.speculation
+    if speculation is None:
+        return None
+    drafter = speculation.drafter
+    assert drafter is not None
+    _check_drafter(drafter, lm)
+    model = DraftModel(drafter.config, drafter.weights, DTYPES[config.dtype], config.device)
+    if config.batch_invariant:
+        model = model.with_numerics(BatchInvariant())
+    pages = model.new_cache(config.num_blocks, config.block_size)
+    parts = target, cache, Drafter(model, pages, speculation.num_drafts)
+    return Speculator(speculation, config, *parts)
+
+
+def _check_drafter(drafter: LanguageModel, lm: LanguageModel) -> None:
+    """ValueError for a drafter that cannot draft for `lm`."""
+    if drafter.vocab_size != lm.vocab_size:
+        raise ValueError(
+            f"drafter {drafter.name!r} has a vocabulary of {drafter.vocab_size} tokens, "
+            f"{lm.name!r} one of {lm.vocab_size}: they must share a tokenizer"
+        )
+    if drafter.config.max_seq_len < lm.config.max_seq_len:
+        raise ValueError(
+            f"drafter {drafter.name!r} has a context limit of {drafter.config.max_seq_len} tokens: "
+            f"it must be at least that of {lm.name!r}, {lm.config.max_seq_len}"
+        )
+    if drafter.config.window:
+        raise ValueError(
+            f"drafter {drafter.name!r} has window layers: choose one whose layers see all tokens"
+        )
 
 
 def make_prefix_cache(
@@ -60,7 +100,7 @@ def fingerprint(lm: LanguageModel, model: Transformer, config: EngineConfig) -> 
     processor that they are chosen for, the layout; in the invariant mode also the number of threads
     when the engine is made. A block of another fingerprint has other names: it is never found."""
     packed = any(block.up.packed is not None for block in model.blocks)
-    parts = (
+    parts: tuple = (
         lm.fingerprint,
         config.dtype,
         config.device,
@@ -71,4 +111,6 @@ def fingerprint(lm: LanguageModel, model: Transformer, config: EngineConfig) -> 
         config.block_size,
         LAYOUT_VERSION,
     )
+    if config.speculation is not None and config.speculation.drafter is not None:
+        parts += ("drafter", config.speculation.drafter.fingerprint)  # its pages lie beside
     return " ".join(map(str, parts))

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from g2c_serving.checks import as_int, as_number
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.sample.logprobs import TokenLogprobs
@@ -109,6 +111,7 @@ class Request:
     num_cached_tokens: int = 0  # of the prompt, found in the cache at the first admission
     was_admitted: bool = False
     window_start: int = 0  # first token whose window-layer keys are in the cache
+    confidences: np.ndarray | None = None  # of its last drafts (n,), as the budget read them
     replay_until: int = 0  # tokens before it are computed for their window-layer keys alone
 
     def __post_init__(self) -> None:

@@ -261,9 +261,9 @@ class Watched(g.Engine):
         self.seen: dict[tuple[int, ...], torch.Tensor] = {} if seen is None else seen
         self.compared = self.differed = 0
 
-    def _schedule(self):
-        self.now, batch = super()._schedule()
-        return self.now, batch
+    def _draft(self, scheduled, batch):
+        self.now, *rest = super()._draft(scheduled, batch)
+        return self.now, *rest
 
     def _forward(self, batch):
         logits = super()._forward(batch)

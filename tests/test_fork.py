@@ -315,13 +315,13 @@ def test_a_fork_keeps_its_stop_tokens_and_its_tenant():
 
 def test_the_first_tokens_of_many_samples_are_drawn_a_thousand_at_a_time(monkeypatch):
     sizes = []
-    draw = g.engine.sample
+    draw = g.sampling.sample
 
     def watched(logits, batch, **options):
         sizes.append(len(logits))
         return draw(logits, batch, **options)
 
-    monkeypatch.setattr(g.engine, "sample", watched)
+    monkeypatch.setattr(g.sampling, "sample", watched)
     e = engine(max_num_seqs=8)
     e.add(PROMPT, g.SamplingParams(n=2500, max_tokens=1, seed=4))
     outputs = run_all(e)

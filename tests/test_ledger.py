@@ -6,7 +6,7 @@ import torch
 
 import g2c_serving as g
 from g2c_serving.lab import draws
-from g2c_serving.sample import rng
+from g2c_serving.sample import rng, sampler
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.sampler import SamplingBatch, integer_weights, sample
 
@@ -39,12 +39,13 @@ def settings(rows: int) -> SamplingBatch:
 
 def test_other_uses_and_lanes_are_named():
     ledger = Ledger()
-    batch = SamplingBatch(
-        np.array([5], dtype=np.uint64), np.array([2**32]), *np.ones((3, 1), int), rng.RESAMPLE, 1
-    )
-    sample(torch.zeros(1, 3), batch, ledger=ledger)
-    (draw,) = ledger.of(5)
-    assert draw.use == "resample" and draw.counter == (1, 3, 0, 1)
+    seeds, positions = np.array([5], dtype=np.uint64), np.array([2**32])
+    drawn = sampler.draw(torch.ones(1, 3).long(), rng.target_words(seeds, positions, rng.RESAMPLE))
+    ledger.record(seeds, positions, drawn, drawn.tokens, rng.RESAMPLE)
+    ledger.record_coins(seeds, positions, np.array([7]), np.array([0.25]), np.array([2]))
+    coin, resample = ledger.of(5)
+    assert resample.use == "resample" and resample.counter == (1, 3, 0, 0)
+    assert coin == (2**32, "accept", 5, (2, 3, 0, 0), 7, 2**53, 2, 2**51)
 
 
 def test_a_row_with_a_fault_is_noted_with_its_number():

@@ -49,6 +49,7 @@ def build_batch(
     *,
     window_start: Sequence[int] | None = None,
     first_new: Sequence[int] | None = None,
+    logits_each: Sequence[int] | None = None,
 ) -> ForwardBatch:
     """Lay `chunks` out flat.
 
@@ -59,6 +60,7 @@ def build_batch(
                  most the chunk's own first one; None: they have all
     first_new    per request: the first position that is not replayed. Tokens before it write keys
                  and values in the window layers alone: the other layers have theirs. None: all new
+    logits_each  per request in `logits_of`: how many of its last tokens' logits; None: one
     """
     lengths = np.array([len(tokens) for tokens, _ in chunks])  # (R,)
     cached = np.array([num_computed for _, num_computed in chunks])  # (R,)
@@ -87,7 +89,39 @@ def build_batch(
         context_lens=(cached + lengths).tolist(),
         block_tables=tensor(tables),
         slots=tensor(slots),
-        logit_rows=tensor(query_start[1:][np.asarray(logits_of, dtype=np.int64)] - 1),
+        logit_rows=tensor(_last_rows(query_start, logits_of, logits_each)),
         window_start=window_start,
         new_rows=None if new_rows is None or len(new_rows) == len(positions) else tensor(new_rows),
+    )
+
+
+def _last_rows(
+    query_start: np.ndarray, requests: Sequence[int], counts: Sequence[int] | None
+) -> np.ndarray:
+    """The last `counts` rows (one each, if None) of each of `requests`, one after the other."""
+    last = query_start[1:][np.asarray(requests, dtype=np.int64)]
+    if counts is None:
+        return last - 1
+    each = np.asarray(counts, dtype=np.int64)
+    return np.arange(each.sum()) + np.repeat(last - np.cumsum(each), each)
+
+
+def one_token_each(
+    token_ids: torch.Tensor, positions: np.ndarray, block_tables: torch.Tensor, block_size: int
+) -> ForwardBatch:
+    """A batch of one token for each of S requests, all logits wanted. The tokens (S,) may still be
+    on their way: only the host's own numbers are looked at.
+
+    positions (S,), block_tables (S, B)
+    """
+    at = torch.from_numpy(positions).to(token_ids.device)
+    blocks = block_tables.gather(1, (at // block_size)[:, None])[:, 0]
+    return ForwardBatch(
+        token_ids=token_ids,
+        positions=at,
+        query_start=range(len(positions) + 1),
+        context_lens=(positions + 1).tolist(),
+        block_tables=block_tables,
+        slots=blocks * block_size + at % block_size,
+        logit_rows=torch.arange(len(positions), device=token_ids.device),
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -32,7 +32,8 @@ from g2c_serving.process.tokenizer import Tokenizer
 class LanguageModel:
     """Weights with their tokenizer. `eos_id` ends a text; `model` is the float32 model on the CPU.
 
-    `weights` maps the parent course's names to float32 tensors (see `param_shapes`).
+    `weights` maps the parent course's names to float32 tensors (see `param_shapes`); a drafter has
+    those of its confidence head beside them.
     """
 
     name: str
@@ -101,6 +102,19 @@ def param_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "ln_final.gamma", (dim,)
     yield "ln_final.beta", (dim,)
     yield "head_bias", (config.vocab_size,)
+
+
+def confidence_shapes(
+    config: ModelConfig, tensors: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a drafter's confidence head, if it has one among `tensors`."""
+    bias = tensors.get("confidence.fc1.b")
+    if bias is not None and bias.ndim == 1:
+        dim, units = config.embedding_dim, bias.shape[0]
+        yield "confidence.fc1.W", (dim, units)
+        yield "confidence.fc1.b", (units,)
+        yield "confidence.fc2.W", (units, 1)
+        yield "confidence.fc2.b", (1,)
 
 
 def _find_folder(source: str | Path) -> Path:
@@ -185,6 +199,7 @@ def _read_weights(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
             tensors = dict(zip(shapes, params, strict=True))
         else:
             tensors = safetensors.torch.load_file(path)
+            shapes |= confidence_shapes(config, tensors)
         return _checked(tensors, shapes)
     except Exception as err:  # a damaged file fails in as many ways as it can be damaged
         raise ValueError(f"{path} is damaged ({err}); {_remedy(folder)}") from err

@@ -50,6 +50,10 @@ class KVCache:
         self._value_buffer = torch.empty_like(self._key_buffer)
 
     @property
+    def num_layers(self) -> int:
+        return self.keys.shape[0]
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of keys and values that one token takes over all layers."""
         layers, _, _, heads, head_dim = self.keys.shape

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -200,7 +201,7 @@ class Transformer:
         self.norm = LayerNorm(weights, "ln_final")
         self.head = Linear(self.token_embed.T, weights["head_bias"])
 
-    def with_numerics(self, numerics: Numerics) -> Transformer:
+    def with_numerics(self, numerics: Numerics) -> Self:
         """The same weights, computed another way."""
         model = copy.copy(self)
         model.numerics = numerics

@@ -16,14 +16,16 @@ import numpy as np
 import torch
 
 from g2c_serving.config import EngineConfig
-from g2c_serving.engine import Engine, Sampled
+from g2c_serving.engine import Engine
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.lab.cold_open import prompts
 from g2c_serving.lab.table import Table
 from g2c_serving.request import RequestOutput, SamplingParams
 from g2c_serving.sample.logprobs import token_logprobs
 from g2c_serving.sample.sampler import SamplingBatch, sample
+from g2c_serving.sampling import Sampled
 from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.speculating import Round
 
 PROMPTS, TOKENS, TOP = 64, 6, 5
 
@@ -64,13 +66,21 @@ class ForcedEngine(Engine):
     def force(self, tokens: Sequence[int]) -> None:
         self.forced, self.drawn = list(tokens), []
 
-    def _sample(self, scheduled: list[Scheduled], logits: torch.Tensor | None) -> list[Sampled]:
-        drawn = super()._sample(scheduled, logits)
-        if not drawn or logits is None:
-            return []
-        token = self.forced[len(self.drawn)]
-        self.drawn.append(drawn[0][0])
-        return [(token, token_logprobs(logits, torch.tensor([token]), [TOP])[0])]
+    def _sample(
+        self,
+        scheduled: list[Scheduled],
+        logits: torch.Tensor | None,
+        drafted: Round | None = None,
+    ) -> Sampled:
+        sampled = super()._sample(scheduled, logits, drafted)
+        if logits is None:
+            return sampled
+        for sequence_id, [(drawn, _)] in sampled.items():
+            token = self.forced[len(self.drawn)]
+            self.drawn.append(drawn)
+            logprobs = token_logprobs(logits, torch.tensor([token]), [TOP])[0]
+            sampled[sequence_id] = [(token, logprobs)]
+        return sampled
 
     forced: list[int]
     drawn: list[int]

@@ -15,14 +15,16 @@ from typing import Any
 import torch
 
 from g2c_serving.config import EngineConfig
-from g2c_serving.engine import Engine, Sampled
+from g2c_serving.engine import Engine
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.lab.parting import Seen
 from g2c_serving.lab.shared_draws import SharedDrawEngine
 from g2c_serving.request import SamplingParams
 from g2c_serving.sample import rng
 from g2c_serving.sample.ledger import Ledger
+from g2c_serving.sampling import Sampled
 from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.speculating import Round
 
 BLOCK = 8  # tokens: small, so that a small pool overflows soon
 COMPANY, CROWD = 7, 31  # strangers
@@ -54,12 +56,17 @@ class Case:
 class _Watch(Engine):
     """Keeps the logits from which each request was sampled, by request id and position."""
 
-    def _sample(self, scheduled: list[Scheduled], logits: torch.Tensor | None) -> list[Sampled]:
+    def _sample(
+        self,
+        scheduled: list[Scheduled],
+        logits: torch.Tensor | None,
+        drafted: Round | None = None,
+    ) -> Sampled:
         rows = [s.request for s in scheduled if s.samples]
         if logits is not None:
             for request, row in zip(rows, logits, strict=True):
                 self.logits_of[request.request_id, len(request.token_ids)] = row.clone()
-        return super()._sample(scheduled, logits)
+        return super()._sample(scheduled, logits, drafted)
 
     logits_of: dict[tuple[int, int], torch.Tensor]
 

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 import torch
 
 from g2c_serving.config import EngineConfig
-from g2c_serving.engine import Engine, Sampled
+from g2c_serving.engine import Engine
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.request import SamplingParams
 from g2c_serving.sample import rng
 from g2c_serving.sample.sampler import batch_of, below, integer_weights
+from g2c_serving.sampling import Sampled
 from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.speculating import Round
 
 OPENING = "Once upon a time"
 STRANGER = "This is the story of"
@@ -37,10 +39,15 @@ class SharedDrawEngine(Engine):
         self.generator = torch.Generator().manual_seed(seed)
         self.words_of: dict[tuple[int, int], int] = {}  # (request id, position) -> number
 
-    def _sample(self, scheduled: list[Scheduled], logits: torch.Tensor | None) -> list[Sampled]:
+    def _sample(
+        self,
+        scheduled: list[Scheduled],
+        logits: torch.Tensor | None,
+        drafted: Round | None = None,
+    ) -> Sampled:
         rows = [s.request for s in scheduled if s.samples]
         if not rows or logits is None:
-            return []
+            return {}
         assert all(request.params.n == 1 for request in rows)
         weights = integer_weights(logits.clone(), batch_of(rows, self.lm.vocab_size))
         cumulative = weights.cumsum(-1)  # (M, V)
@@ -51,7 +58,8 @@ class SharedDrawEngine(Engine):
             self.words_of[request.request_id, len(request.token_ids)] = word
         target, _ = below(words, cumulative[:, -1])
         tokens = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]  # (M,)
-        return [(token, None) for token in tokens.tolist()]
+        pairs = zip(rows, tokens.tolist(), strict=True)
+        return {request.sequence_id: [(token, None)] for request, token in pairs}
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 import torch
 
 from g2c_serving.config import EngineConfig
-from g2c_serving.engine import Engine, Sampled
+from g2c_serving.engine import Engine
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.linear import Linear
 from g2c_serving.lab.contestants import made_up_prompts
 from g2c_serving.lab.dense import DenseModel, PlainLinear
 from g2c_serving.request import RequestOutput, SamplingParams
+from g2c_serving.sampling import Sampled
 from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.speculating import Round
 
 KINDS = {  # a part of an operator's name: what it is for
     "index_select": "gathering pages",
@@ -59,9 +61,14 @@ class TimedEngine(Engine):
         self.inside += time.process_time() - start
         return logits
 
-    def _sample(self, scheduled: list[Scheduled], logits: torch.Tensor | None) -> list[Sampled]:
+    def _sample(
+        self,
+        scheduled: list[Scheduled],
+        logits: torch.Tensor | None,
+        drafted: Round | None = None,
+    ) -> Sampled:
         start = time.process_time()
-        sampled = super()._sample(scheduled, logits)
+        sampled = super()._sample(scheduled, logits, drafted)
         self.inside += time.process_time() - start
         return sampled
 

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from g2c_serving.engine import Engine, Sampled
+from g2c_serving.engine import Engine
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.history import StepRecord
 from g2c_serving.request import SamplingParams
+from g2c_serving.sampling import Sampled
 from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.speculating import Round
 
 ASCII = range(32, 127)  # the ids that made-up prompts are drawn from
 
@@ -202,5 +204,7 @@ class DryEngine(Engine):
     def _forward(self, batch: ForwardBatch | None) -> None:
         return None
 
-    def _sample(self, scheduled: list[Scheduled], logits: object) -> list[Sampled]:
-        return [(0, None) for s in scheduled if s.samples]
+    def _sample(
+        self, scheduled: list[Scheduled], logits: object, drafted: Round | None = None
+    ) -> Sampled:
+        return {s.request.sequence_id: [(0, None)] for s in scheduled if s.samples}

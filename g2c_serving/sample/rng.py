@@ -45,7 +45,7 @@ def philox(key: np.ndarray, counter: np.ndarray) -> np.ndarray:
 def draw(
     seeds: np.ndarray,
     positions: np.ndarray,
-    use: int = SAMPLE,
+    use: int | np.ndarray = SAMPLE,
     attempt: int | np.ndarray = 0,
     lane: int = TARGET_LANE,
 ) -> np.ndarray:
@@ -55,12 +55,12 @@ def draw(
 
 def counters(
     positions: np.ndarray,
-    use: int = SAMPLE,
+    use: int | np.ndarray = SAMPLE,
     attempt: int | np.ndarray = 0,
     lane: int = TARGET_LANE,
 ) -> np.ndarray:
     """The counter words (R, 4) of the draws for the tokens at `positions` (R,)."""
-    stream = np.asarray(positions, dtype=np.uint64) * np.uint64(3) + np.uint64(use)
+    stream = np.asarray(positions, dtype=np.uint64) * np.uint64(3) + np.asarray(use, np.uint64)
     counter = np.empty((len(stream), 4), dtype=np.uint64)
     counter[:, 0], counter[:, 1] = stream & _LOW, stream >> _WORD
     counter[:, 2], counter[:, 3] = attempt, lane
@@ -68,25 +68,39 @@ def counters(
 
 
 def target_words(
-    seeds: np.ndarray, positions: np.ndarray, use: int = SAMPLE, lane: int = TARGET_LANE
+    seeds: np.ndarray,
+    positions: np.ndarray,
+    use: int | np.ndarray = SAMPLE,
+    lane: int = TARGET_LANE,
+    draft: int = 0,
 ) -> np.ndarray:
     """The numbers that an integer target is made of: (ATTEMPTS, R) int64, each even in [0, 2^62).
 
     One for each attempt, all in advance: to draw the next only after a rejection would be a loop
     that waits for data. `sampler.below` takes the first that it can use.
+
+    draft   on the drafter's lane: which draft of its round it is, counted from 0. A position that
+            is drafted again, since a draft before it was rejected, draws new numbers: in another
+            round it is another draft. The attempts of draft i are counted from i * ATTEMPTS
     """
     seeds, positions = np.tile(seeds, ATTEMPTS), np.tile(positions, ATTEMPTS)
-    attempts = np.repeat(np.arange(ATTEMPTS), len(seeds) // ATTEMPTS)
+    use = np.tile(use, ATTEMPTS) if isinstance(use, np.ndarray) else use
+    attempts = draft * ATTEMPTS + np.repeat(np.arange(ATTEMPTS), len(seeds) // ATTEMPTS)
     words = draw(seeds, positions, use, attempts, lane)
     bits = (words[:, 0] << np.uint64(30)) | (words[:, 1] >> np.uint64(2))
     return bits.astype(np.int64).reshape(ATTEMPTS, -1)
 
 
-def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def uniform_bits(seeds: np.ndarray, positions: np.ndarray, use: int = ACCEPT) -> np.ndarray:
+    """53 random bits (R,) for each request, int64: a coin shows heads below p * 2^53."""
+    words = draw(seeds, positions, use)
+    bits = (words[:, 0] << np.uint64(21)) | (words[:, 1] >> np.uint64(11))
+    return bits.astype(np.int64)
+
+
+def uniform(seeds: np.ndarray, positions: np.ndarray, use: int = SAMPLE) -> np.ndarray:
     """One float64 in [0, 1) for each request, of 53 random bits."""
-    words = draw(seeds, positions)
-    bits = (words[:, 0] << np.uint64(21)) | (words[:, 1] >> np.uint64(11))  # 53 bits
-    return bits.astype(np.float64) * 2.0**-53
+    return uniform_bits(seeds, positions, use) * 2.0**-53
 
 
 def sample_seed(seed: int, sample_index: int) -> int:

@@ -21,7 +21,8 @@ value of a tensor: nothing waits for the device. Left out: penalties.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,15 +52,19 @@ FAULTS = {
 @dataclass(frozen=True)
 class SamplingBatch:
     """Settings of M rows, one entry each: seed (uint64), position of the token to draw,
-    temperature (0 is greedy), top_k (0 is off), top_p (1 is off); and what the draw is for."""
+    temperature (0 is greedy), top_k (0 is off), top_p (1 is off)."""
 
     seeds: np.ndarray
     positions: np.ndarray
     temperature: np.ndarray
     top_k: np.ndarray
     top_p: np.ndarray
-    use: int = rng.SAMPLE
-    lane: int = rng.TARGET_LANE
+
+    def take(self, rows: np.ndarray, ahead: np.ndarray | int = 0) -> SamplingBatch:
+        """The settings of some rows (K,), `ahead` tokens further on (K,)."""
+        names = ("seeds", "positions", "temperature", "top_k", "top_p")
+        taken = SamplingBatch(*(getattr(self, name)[rows] for name in names))
+        return replace(taken, positions=taken.positions + ahead)
 
 
 def batch_of(requests: Sequence[Request], vocab_size: int) -> SamplingBatch:
@@ -86,19 +91,39 @@ def sample(
     ledger  keeps a record of the draws
     ValueError for a mask of another shape or type.
     """
-    scores, faults = _readable(logits, mask)
-    weights = integer_weights(scores, batch)  # (M, V)
-    cumulative = weights.cumsum_(-1)  # in place: fresh memory costs more than arithmetic
-    total = cumulative[:, -1].clamp(min=1)  # (M,); a row with a fault may have any
-    words = rng.target_words(batch.seeds, batch.positions, batch.use, batch.lane)
-    target, attempt = below(torch.from_numpy(words).to(scores.device), total)
-    tokens = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]  # (M,)
-    tokens = torch.where(faults < 0, faults, tokens)
+    weights, faults = weigh(logits, batch, mask)  # (M, V), (M,)
+    drawn = draw(weights, rng.target_words(batch.seeds, batch.positions))
+    tokens = torch.where(faults < 0, faults, drawn.tokens)
     if ledger is not None:
-        counters = rng.counters(batch.positions, batch.use, attempt.cpu().numpy(), batch.lane)
-        facts = (batch.seeds, batch.positions, batch.use, counters)
-        ledger.record(*facts, target, cumulative, tokens)
+        ledger.record(batch.seeds, batch.positions, drawn, tokens)
     return tokens
+
+
+def weigh(
+    logits: torch.Tensor, batch: SamplingBatch, mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights (M, V) that each row's token is drawn by, and its fault (M,), 0 for none."""
+    scores, faults = _readable(logits, mask)
+    return integer_weights(scores, batch), faults
+
+
+class Drawn(NamedTuple):
+    """M draws: the token is the first whose cumulative weight is above the target."""
+
+    tokens: torch.Tensor  # (M,)
+    target: torch.Tensor  # (M,), from 0 to the row's total - 1
+    attempt: torch.Tensor  # (M,), at the target
+    cumulative: torch.Tensor  # (M, V)
+
+
+def draw(weights: torch.Tensor, words: np.ndarray | torch.Tensor) -> Drawn:
+    """One token a row, by weights (M, V) int64, which are changed, and words (ATTEMPTS, M) of
+    `rng.target_words`. A row without any weight gives any token."""
+    cumulative = weights.cumsum_(-1)  # in place: fresh memory costs more than arithmetic
+    total = cumulative[:, -1].clamp(min=1)  # (M,)
+    target, attempt = below(torch.as_tensor(words).to(weights.device), total)
+    tokens = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]  # (M,)
+    return Drawn(tokens, target, attempt, cumulative)
 
 
 def _readable(logits: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

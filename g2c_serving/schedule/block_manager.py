@@ -112,6 +112,12 @@ class BlockManager:
             self._release(table.pop())
         return kept
 
+    def trim(self, sequence_id: int, num_tokens: int) -> None:
+        """Give back the blocks after those that `num_tokens` tokens need."""
+        table = self.tables[sequence_id]
+        while len(table) > self.blocks_for(num_tokens):
+            self._release(table.pop())
+
     def free(self, sequence_id: int) -> None:
         """Drop the sequence's table; none for an unknown sequence. From the last block to the
         first: a cached prefix is of no use without its beginning, so its end is to go first."""

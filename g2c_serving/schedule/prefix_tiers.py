@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import torch
 
 from g2c_serving.forward.kv_cache import KVCache
+from g2c_serving.forward.paired_cache import PairedCache
 from g2c_serving.request import Request
 from g2c_serving.schedule.block_hash import extend_chain, hash_chain
 from g2c_serving.schedule.block_manager import BlockManager
@@ -182,7 +183,7 @@ class PrefixCache:
         length, cached = len(request.token_ids), blocks * self.block_size
         return hit(length, self.block_size, self.window, SLACK, cached=cached, state_held=held)
 
-    def load(self, cache: KVCache) -> None:
+    def load(self, cache: KVCache | PairedCache) -> None:
         """Write what was found below the device into the pages of the requests it is for."""
         while self.loads:
             one = self.loads[0]
@@ -213,7 +214,7 @@ class PrefixCache:
         self._name_blocks(request, last)
         self.block_manager.publish(request.sequence_id, first, request.block_hashes[first:last])
 
-    def keep(self, request: Request, cache: KVCache) -> None:
+    def keep(self, request: Request, cache: KVCache | PairedCache) -> None:
         """Before a request's blocks are given back: its full ones go to disk, and the window state
         at the last few block ends into host memory."""
         table = self.block_manager.tables.get(request.sequence_id)
@@ -231,7 +232,7 @@ class PrefixCache:
             self._keep_states(request, names, table, cache)
 
     def _keep_states(
-        self, request: Request, names: list[bytes], table: list[int], cache: KVCache
+        self, request: Request, names: list[bytes], table: list[int], cache: KVCache | PairedCache
     ) -> None:
         """At every block end where the next turn's hit may end: the last, and those that the window
         and the slack of a short turn would cut off."""

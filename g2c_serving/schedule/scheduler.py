@@ -3,15 +3,17 @@
 Every step it goes through three rules, in this order, until the step's tokens (or its time) are
 spent:
 
-1. A row for every request that decodes. Where a block is missing, a fork that waits gives up what
-   it shares, or else the request that arrived last its blocks (preemption); it will be computed
-   again later, and no token of it is lost.
+1. A row for every request that decodes, and with speculation one more for each of its drafts.
+   Where a block is missing, a fork that waits gives up what it shares, or else the request that
+   arrived last its blocks (preemption); it will be computed again later, and no token of it is
+   lost.
 2. The next chunk of every prompt that is on its way.
 3. New requests in the order of their arrival, as soon as their whole context has blocks. What the
    cache holds of it is taken first, so that the chunk is cut from what is left to compute.
 
 Mirrors `csrc/engine/scheduler.hpp` of DeepInfer (Brief, "The change of perspective" and section
-1). Left out: priorities, speculation.
+1). How many drafts a request may have is the business of `schedule/draft_rows.py`. Left out:
+priorities.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from operator import attrgetter
 
 from g2c_serving.request import RUNNING, WAITING, Request
 from g2c_serving.schedule.cost_model import CostModel
+from g2c_serving.schedule.draft_rows import DraftRows
 from g2c_serving.schedule.prefix_tiers import PrefixCache
 
 ARRIVAL = attrgetter("sequence_id")
@@ -30,11 +33,14 @@ ARRIVAL = attrgetter("sequence_id")
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """One request's part of a step: `num_tokens` new tokens on `num_computed` ones."""
+    """One request's part of a step: `num_tokens` new tokens on `num_computed` ones, then the drafts
+    that are made for it, and how many of them the target checks."""
 
     request: Request
     num_tokens: int
     num_computed: int
+    num_drafts: int = 0
+    num_verified: int = 0
 
     @property
     def is_decode(self) -> bool:
@@ -61,10 +67,13 @@ class Scheduler:
         max_num_seqs: int,
         step_time_budget_ms: float | None = None,
         cost_model: CostModel | None = None,
+        drafting: DraftRows | None = None,
     ) -> None:
         self.prefix_cache, self.block_manager = prefix_cache, prefix_cache.block_manager
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_running = min(max_num_seqs, max_num_batched_tokens)  # each gets a row every step
+        self.drafting = DraftRows() if drafting is None else drafting
+        most = max_num_batched_tokens // self.drafting.rows_each
+        self.max_running = min(max_num_seqs, most)  # each gets its rows every step
         self.step_time_budget_ms, self.cost_model = step_time_budget_ms, cost_model
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -110,7 +119,7 @@ class Scheduler:
         Until the step is processed nothing else is changed, so a step whose forward or sampling
         was broken off is simply scheduled again.
         """
-        step = [Scheduled(r, 1, r.num_computed_tokens) for r in self._decode_rows()]
+        step = self._decode_rows()
         limits = self._limits(step)
         for request in self.running:
             if not request.is_decoding:
@@ -123,17 +132,28 @@ class Scheduler:
                 self._take_chunk(request, step, limits)
         return step
 
-    def _decode_rows(self) -> list[Request]:
-        """Running requests that decode; every running one has a block of its own to write into."""
+    def _decode_rows(self) -> list[Scheduled]:
+        """Running requests that decode; every running one has blocks of its own to write into."""
         for request in list(self.running):
             if request.state == RUNNING:
                 self._make_room(request)
-        return [request for request in self.running if request.is_decoding]
+        decoding = [request for request in self.running if request.is_decoding]
+        drafts = self.drafting.share_out(decoding, self._room_for_drafts(len(decoding)))
+        return [
+            Scheduled(request, 1, request.num_computed_tokens, count)
+            for request, count in zip(decoding, drafts, strict=True)
+        ]
+
+    def _room_for_drafts(self, num_decoding: int) -> int:
+        """Rows that are left to drafts: half of them only where prompts wait for theirs."""
+        room = self.max_num_batched_tokens - num_decoding
+        return room // 2 if self.waiting or num_decoding < len(self.running) else room
 
     def _make_room(self, request: Request) -> None:
         """Give `request` the block for what it writes next: a new one, or a copy of one that it
         shares. Taken from the last to arrive if need be."""
-        manager, num_tokens = self.block_manager, len(request.token_ids)
+        manager = self.block_manager
+        num_tokens = len(request.token_ids) + self.drafting.due(request)
         needs = request.sequence_id, num_tokens, request.num_computed_tokens
         while not manager.can_allocate(*needs):
             if manager.blocks_for(num_tokens) > manager.num_blocks:
@@ -230,11 +250,11 @@ class Scheduler:
 
     def _limits(self, step: list[Scheduled]) -> _Limits:
         """What the decode rows leave of the step's tokens and time."""
-        tokens = self.max_num_batched_tokens - len(step)
+        tokens = self.max_num_batched_tokens - len(step) - self.drafting.num_rows
         if self.step_time_budget_ms is None or self.cost_model is None:
             return _Limits(tokens, None)
         context = sum(s.num_computed + 1 for s in step)
-        spent = self.cost_model.decode_cost(len(step), context)
+        spent = self.cost_model.decode_cost(len(step) + self.drafting.num_rows, context)
         return _Limits(tokens, self.step_time_budget_ms - spent)
 
     def _take_chunk(self, request: Request, step: list[Scheduled], limits: _Limits) -> bool:
@@ -243,7 +263,7 @@ class Scheduler:
         A time budget that leaves nothing still lets one token through, so that prompts advance.
         """
         cached = request.num_computed_tokens
-        num_tokens = min(request.num_uncomputed, limits.tokens)
+        num_tokens = min(request.num_uncomputed - self.drafting.held_back(request), limits.tokens)
         if limits.ms is not None and self.cost_model is not None:
             fits = self.cost_model.largest_chunk(cached, limits.ms)
             if not limits.any_chunk:

@@ -1,4 +1,4 @@
-"""Trains `tiny-drafter`: a small model that guesses what `tiny` would write, and how sure it can be.
+"""Trains `tiny-drafter`: a small model that guesses what `tiny` would write, and how surely.
 
 The corpus and the loop are the trainer's; two things differ. The drafter learns the target's own
 probabilities at each token instead of the token that follows (distillation), for they are what its

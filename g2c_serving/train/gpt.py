@@ -168,6 +168,7 @@ def _named(model: GPT) -> dict[str, Tensor]:
                 f"blocks.{i}.{name}.beta": norm.bias,
             }
     if isinstance(model, DrafterGPT):
-        for name, layer in (("fc1", model.confidence[0]), ("fc2", model.confidence[2])):
+        hidden, last = cast(nn.Linear, model.confidence[0]), cast(nn.Linear, model.confidence[2])
+        for name, layer in (("fc1", hidden), ("fc2", last)):
             tensors |= {f"confidence.{name}.W": layer.weight.T, f"confidence.{name}.b": layer.bias}
     return tensors

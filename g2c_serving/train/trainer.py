@@ -262,7 +262,7 @@ _COMMANDS = {"tokenizer": _train_tokenizer, **dict.fromkeys(MODELS, _train_model
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m g2c_serving train", description=__doc__)
     parser.add_argument("what", choices=list(_COMMANDS))
-    parser.add_argument("--steps", type=int, help="default: the steps of the model as it is shipped")
+    parser.add_argument("--steps", type=int, help="default: as it is shipped")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--out", type=Path, default=DATA, help="where models/ and tokenizers/ go (default: data)"

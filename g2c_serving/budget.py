@@ -1,0 +1,134 @@
+"""The verification budget of an engine: how many drafts are checked in a step, and whose.
+
+The total is settled before any draft of the step is drawn, by the Brief's planner on the
+confidences of earlier steps (`sample/verify_budget.plan`); then it is handed out in the order of
+this step's survival products (`split`). A total chosen from this step's own confidences would
+depend on the drafts that it decides to check, and what comes out would no longer be the target's
+distribution: `lab/exact_budget.py` counts it out.
+
+A step's time is profiled once, when it is first needed, and corrected by running medians: the
+target's pass by its rows, drafting and the rest by the requests. Drafting costs time too, so the
+best budget may be none; then one step in 32 drafts all the same, to see whether that still holds.
+Mirrors `csrc/engine/mtp_varlen.hpp` and `schedule_mtp_varlen.py` of DeepInfer (Brief, section 4),
+whose planner is described by its four steps only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from g2c_serving.config import Speculation
+from g2c_serving.drafting import Drafter
+from g2c_serving.forward.model import Transformer
+from g2c_serving.history import StepRecord
+from g2c_serving.request import Request
+from g2c_serving.sample.confidence_table import ConfidenceTable
+from g2c_serving.sample.verify_budget import plan, split
+from g2c_serving.schedule.step_curve import StepCurve, profile
+
+PROBE_EVERY = 32  # steps, while drafting does not pay
+NEWCOMER = 0.75  # what a draft of an unknown request is worth before any was seen
+MEMORY = 0.05  # weight of a step in the usual confidences
+
+
+class StepTimes:
+    """Where a step's time goes, in ms: the target's pass by rows, all else by requests."""
+
+    def __init__(
+        self, target: Transformer, drafter: Drafter, block_size: int, max_rows: int
+    ) -> None:
+        self.target = profile(target, block_size, max_rows)
+        one = profile(drafter.model, block_size, max_rows).up_to(max_rows)
+        passes = 1 + drafter.num_drafts
+        self.drafting = StepCurve(range(1, max_rows + 1), (passes * one[1:]).tolist())
+        guess = [1, max_rows], [0.5, 0.5 + 0.02 * max_rows]  # until the first step is measured
+        self.rest = {drafted: StepCurve(*guess) for drafted in (False, True)}
+
+    def record(self, record: StepRecord) -> None:
+        """Learn from a step, if it is of decoding requests alone."""
+        if not record.rows or any(row.kind == "prefill" for row in record.rows):
+            return
+        requests, drafted = len(record.rows), record.draft_ms > 0
+        self.target.record(record.num_tokens, record.forward_ms - record.draft_ms)
+        self.rest[drafted].record(requests, record.total_ms - record.forward_ms)
+        if drafted:
+            self.drafting.record(requests, record.draft_ms)
+
+    def step_ms(self, requests: int, max_rows: int, drafted: bool) -> np.ndarray:
+        """ms of a step by its rows, (max_rows + 1,)."""
+        extra = self.rest[drafted](requests) + drafted * self.drafting(requests)
+        return self.target.up_to(max_rows) + extra
+
+
+class VerifyBudget:
+    """Chooses totals and splits them. `speculation.step_time` takes the place of what is measured
+    here; then drafting is free, and the choice does not depend on the machine."""
+
+    def __init__(
+        self,
+        speculation: Speculation,
+        target: Transformer,
+        drafter: Drafter,
+        block_size: int,
+        max_rows: int,
+    ) -> None:
+        self.step_time = speculation.step_time
+        self._parts = target, drafter, block_size, max_rows
+        self._times: StepTimes | None = None
+        self._since_drafting = 0
+        self.usual = np.full(speculation.num_drafts, NEWCOMER)
+        needs_table = speculation.recalibrate or not drafter.model.has_confidence
+        self.table = ConfidenceTable() if needs_table else None
+
+    # before the drafts are drawn
+
+    def total(self, requests: Sequence[Request], room: int) -> int:
+        """How many drafts of `requests` (R) to check, at most `room`; 0: do not draft."""
+        known = [r.confidences if r.confidences is not None else self.usual for r in requests]
+        most = len(requests) + room
+        if self.step_time is not None:
+            return plan(np.stack(known), self.step_time, most).rows - len(requests)
+        times = self.times
+        drafting = plan(np.stack(known), times.step_ms(len(requests), most, True), most)
+        without = times.step_ms(len(requests), len(requests), False)[-1]
+        self._since_drafting += 1
+        pays = drafting.tokens_per_ms > len(requests) / without
+        if not pays and self._since_drafting < PROBE_EVERY:
+            return 0
+        self._since_drafting = 0
+        return max(drafting.rows - len(requests), 1)
+
+    @property
+    def times(self) -> StepTimes:
+        if self._times is None:
+            self._times = StepTimes(*self._parts)
+        return self._times
+
+    # when they are drawn
+
+    def confidences(self, scores: np.ndarray) -> np.ndarray:
+        """How likely drafts of such scores are accepted, (S, n)."""
+        return scores if self.table is None else self.table.read(scores)
+
+    @staticmethod
+    def split(total: int, confidences: np.ndarray) -> np.ndarray:
+        """How many drafts of each request are checked, (S,)."""
+        return split(total, confidences)
+
+    # when the step is over
+
+    def learn(self, scores: np.ndarray, verified: np.ndarray, accepted: np.ndarray) -> None:
+        """What came of a step's drafts: scores (S, n), verified and accepted (S,). A draft is
+        judged if all before it stand."""
+        confidences = self.confidences(scores)
+        self.usual += MEMORY * (confidences.mean(0) - self.usual)
+        if self.table is not None:
+            index = np.arange(scores.shape[1])
+            judged = index < np.minimum(accepted + 1, verified)[:, None]
+            self.table.learn(scores[judged], (index < accepted[:, None])[judged])
+
+    def record(self, record: StepRecord) -> None:
+        if self._times is not None:
+            self._times.record(record)

@@ -1,0 +1,58 @@
+"""Two pools behind one set of block ids: the target's pages and its drafter's.
+
+What the block manager does with a block, it does with the pages of both: a fork, a copy, a hit in
+the prefix cache and an eviction never part them, so that a drafter finds the beginning of a text
+wherever its target does. Brief, section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from g2c_serving.forward.kv_cache import KVCache
+
+
+class PairedCache:
+    """What the block manager and the prefix cache ask of pages, asked of both pools. The state of
+    window layers is the target's: a drafter has none."""
+
+    def __init__(self, target: KVCache, drafter: KVCache) -> None:
+        self.target, self.drafter = target, drafter
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self.target.copy(pairs)
+        self.drafter.copy(pairs)
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        self.target.clear(blocks)
+        self.drafter.clear(blocks)
+
+    def export_blocks(self, blocks: Sequence[int], layers: Sequence[int]) -> list[bytes]:
+        """The bytes of each of `blocks` in the target's `layers`, then in all of the drafter's."""
+        ours = self.target.export_blocks(blocks, layers)
+        theirs = self.drafter.export_blocks(blocks, self._drafter_layers)
+        return [a + b for a, b in zip(ours, theirs, strict=True)]
+
+    def import_blocks(
+        self, blocks: Sequence[int], layers: Sequence[int], pages: Sequence[bytes]
+    ) -> None:
+        """Write what `export_blocks` gave, to other blocks perhaps."""
+        cut = self.target.block_size * self.target.bytes_per_token
+        cut = cut * len(layers) // self.target.num_layers
+        self.target.import_blocks(blocks, layers, [page[:cut] for page in pages])
+        self.drafter.import_blocks(blocks, self._drafter_layers, [page[cut:] for page in pages])
+
+    def slots(self, table: Sequence[int], first: int, last: int) -> torch.Tensor:
+        return self.target.slots(table, first, last)
+
+    def export_slots(self, slots: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
+        return self.target.export_slots(slots, layers)
+
+    def import_slots(self, slots: torch.Tensor, layers: Sequence[int], pages: torch.Tensor) -> None:
+        self.target.import_slots(slots, layers, pages)
+
+    @property
+    def _drafter_layers(self) -> range:
+        return range(self.drafter.num_layers)

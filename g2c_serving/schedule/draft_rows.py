@@ -1,0 +1,99 @@
+"""Which requests speculate in a step, and with how many rows.
+
+Fixed: each request that decodes has rows and blocks for all of its drafts, or it waits for them. It
+depends on nobody else then, so neither does the path that its tokens take. Budgeted: a planner says
+how many rows the drafts of all may have together, before any is drawn, and a request without free
+blocks has none. Whether a request is near its end is its own affair in both: where the context or
+the whole pool cannot hold all drafts, it goes on without any.
+
+Mirrors the part of the variable length in DeepInfer's `csrc/engine/mtp_varlen.hpp` that the
+scheduler sees (Brief, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from g2c_serving.request import Request
+from g2c_serving.schedule.block_manager import BlockManager
+
+Planner = Callable[[Sequence[Request], int], int]  # requests, most rows -> rows for their drafts
+
+
+class DraftRows:
+    """No speculation at all; what the scheduler asks otherwise.
+
+    num_rows    rows of this step that the drafts of all take together
+    rows_each   rows that a running request must be able to have in every step
+    """
+
+    num_rows = 0
+    rows_each = 1
+
+    def due(self, request: Request) -> int:
+        """Tokens beyond its own for which the request must have blocks, or wait."""
+        return 0
+
+    def held_back(self, request: Request) -> int:
+        """Tokens at its end that a chunk of the request leaves to the next step."""
+        return 0
+
+    def share_out(self, requests: Sequence[Request], room: int) -> list[int]:
+        """How many drafts to make for each of the requests that decode; sets `num_rows`."""
+        return [0] * len(requests)
+
+
+class FixedDrafts(DraftRows):
+    """All or nothing. `longest`: most tokens that a request and its drafts may have."""
+
+    def __init__(self, num_drafts: int, longest: int) -> None:
+        self.num_drafts, self.longest = num_drafts, longest
+        self.rows_each = 1 + num_drafts
+
+    def fits(self, request: Request) -> bool:
+        return len(request.token_ids) + self.num_drafts <= self.longest
+
+    def due(self, request: Request) -> int:
+        return self.num_drafts if request.is_decoding and self.fits(request) else 0
+
+    def held_back(self, request: Request) -> int:
+        """What was generated is computed again without sampling: its next token is to come of a
+        draft, as it would have without the preemption."""
+        return int(request.num_generated > 0)
+
+    def share_out(self, requests: Sequence[Request], room: int) -> list[int]:
+        drafts = [self.due(request) for request in requests]
+        self.num_rows = sum(drafts)
+        return drafts
+
+
+class BudgetedDrafts(FixedDrafts):
+    """As many rows as `planner` says. All requests with free blocks draft; which of the drafts are
+    checked is settled once they are drawn."""
+
+    def __init__(
+        self, num_drafts: int, longest: int, block_manager: BlockManager, planner: Planner
+    ) -> None:
+        super().__init__(num_drafts, longest)
+        self.block_manager, self.planner = block_manager, planner
+        self.rows_each = 1
+
+    def due(self, request: Request) -> int:
+        return 0
+
+    def share_out(self, requests: Sequence[Request], room: int) -> list[int]:
+        able = [request for request in requests if self.fits(request)]
+        self.num_rows = self.planner(able, room) if able and room > 0 else 0
+        if self.num_rows == 0:
+            return [0] * len(requests)
+        fit = {request.sequence_id for request in able if self._has_blocks(request)}
+        drafts = [self.num_drafts if r.sequence_id in fit else 0 for r in requests]
+        self.num_rows = min(self.num_rows, sum(drafts))
+        return drafts
+
+    def _has_blocks(self, request: Request) -> bool:
+        needs = request.sequence_id, len(request.token_ids) + self.num_drafts
+        if not self.block_manager.can_allocate(*needs, request.num_computed_tokens):
+            return False
+        self.block_manager.allocate(*needs, request.num_computed_tokens)
+        return True

@@ -1,0 +1,152 @@
+"""What speculation adds to an engine's step: drafts before the target's pass, a verdict after it.
+
+    schedule    rows and blocks for drafts      schedule/draft_rows.py, with the total of budget.py
+    forward     drafts, then the target's pass over all rows      drafting.py
+    sample      accept, resample or draw        sample/speculation.py
+    process     what stands is kept; the drafter's confidences are remembered
+
+Brief, section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from g2c_serving.budget import VerifyBudget
+from g2c_serving.config import EngineConfig, Speculation
+from g2c_serving.drafting import Drafter
+from g2c_serving.forward.batch import ForwardBatch
+from g2c_serving.forward.kv_cache import KVCache
+from g2c_serving.forward.model import Transformer
+from g2c_serving.forward.paired_cache import PairedCache
+from g2c_serving.history import Drafted
+from g2c_serving.request import Request
+from g2c_serving.sample.ledger import Ledger
+from g2c_serving.sample.sampler import batch_of
+from g2c_serving.sample.speculation import Drafts, Verdict, verify
+from g2c_serving.schedule.block_manager import BlockManager
+from g2c_serving.schedule.draft_rows import BudgetedDrafts, DraftRows, FixedDrafts
+from g2c_serving.schedule.scheduler import Scheduled
+
+
+@dataclass
+class Round:
+    """The drafts of one step, with what the drafter says of them, (S, n), and what that is read as.
+    `row_of` finds a request's row by its sequence id."""
+
+    row_of: dict[int, int]
+    drafts: Drafts
+    scores: np.ndarray
+    confidences: np.ndarray  # (S, n)
+
+    def rows_of(self, requests: Sequence[Request]) -> list[int]:
+        return [self.row_of[request.sequence_id] for request in requests]
+
+
+class Speculator:
+    """The drafter, its pages, and the budget."""
+
+    def __init__(
+        self,
+        speculation: Speculation,
+        config: EngineConfig,
+        target: Transformer,
+        cache: KVCache,
+        drafter: Drafter,
+    ) -> None:
+        self.speculation, self.drafter = speculation, drafter
+        self.pages = PairedCache(cache, drafter.cache)
+        self.is_fixed = speculation.mode == "fixed"
+        self.longest = min(target.config.max_seq_len, config.num_blocks * config.block_size)
+        parts = config.block_size, config.max_num_batched_tokens
+        self.budget = VerifyBudget(speculation, target, drafter, *parts)
+
+    def draft_rows(self, block_manager: BlockManager) -> DraftRows:
+        """What the scheduler asks for the rows of drafts."""
+        sizes = self.speculation.num_drafts, self.longest
+        if self.is_fixed:
+            return FixedDrafts(*sizes)
+        return BudgetedDrafts(*sizes, block_manager, self.budget.total)
+
+    def draft(
+        self, scheduled: list[Scheduled], batch: ForwardBatch, total: int
+    ) -> tuple[list[Scheduled], Round | None]:
+        """Draft for those that have rows for it; the step with the number of drafts that the target
+        is to check, `total` in all."""
+        rows = [i for i, s in enumerate(scheduled) if s.num_drafts]
+        requests = [scheduled[i].request for i in rows]
+        drafts = self.drafter.propose(batch, requests, rows)
+        if drafts is None:
+            return scheduled, None
+        scores = drafts.scores.double().cpu().numpy()
+        confidences = self.budget.confidences(scores)
+        verified = [scheduled[i].num_drafts for i in rows]
+        if not self.is_fixed:
+            verified = self.budget.split(total, confidences).tolist()
+        scheduled = list(scheduled)
+        for i, count in zip(rows, verified, strict=True):
+            scheduled[i] = replace(scheduled[i], num_verified=count)
+        row_of = {request.sequence_id: row for row, request in enumerate(requests)}
+        return scheduled, Round(row_of, drafts, scores, confidences)
+
+    def fill(self, batch: ForwardBatch, scheduled: Sequence[Scheduled], one: Round) -> ForwardBatch:
+        """The batch with the drafts that are checked in their places, straight from the drafter."""
+        rows: list[int] = []
+        places: list[int] = []
+        index: list[int] = []
+        for start, s in zip(batch.query_start, scheduled, strict=False):
+            if s.num_verified:
+                rows += one.rows_of([s.request]) * s.num_verified
+                places += range(start + s.num_tokens, start + s.num_tokens + s.num_verified)
+                index += range(s.num_verified)
+        device = batch.token_ids.device
+        at, r, i = (
+            torch.tensor(a, dtype=torch.int64, device=device) for a in (places, rows, index)
+        )
+        token_ids = batch.token_ids.index_copy(0, at, one.drafts.tokens[r, i])
+        return replace(batch, token_ids=token_ids)
+
+    def verify(
+        self,
+        logits: torch.Tensor,
+        scheduled: Sequence[Scheduled],
+        one: Round,
+        ledger: Ledger | None,
+    ) -> Verdict:
+        """The verdict on S scheduled requests with drafts, from their rows of logits (K, V)."""
+        requests = [s.request for s in scheduled]
+        mine = one.drafts.take(one.rows_of(requests))
+        verified = np.array([s.num_verified for s in scheduled])
+        batch = batch_of(requests, logits.shape[1])
+        return verify(logits, batch, mine, verified, self.speculation.guard, ledger=ledger)
+
+    def settle(
+        self, one: Round, scheduled: Sequence[Scheduled], sampled: Mapping[int, list]
+    ) -> list[Drafted]:
+        """Remember what came of the drafts, before the tokens are appended. `sampled`: by sequence
+        id the (token, log-probabilities) of this step."""
+        mine = [s for s in scheduled if s.num_drafts]
+        rows = one.rows_of([s.request for s in mine])
+        verified = np.array([s.num_verified for s in mine])
+        accepted = np.array([len(sampled[s.request.sequence_id]) - 1 for s in mine])
+        self.budget.learn(one.scores[rows], verified, accepted)
+        records = []
+        for s, row, count in zip(mine, rows, accepted.tolist(), strict=True):
+            s.request.confidences = one.confidences[row]
+            records.append(
+                Drafted(
+                    s.request.request_id,
+                    s.request.sample_index,
+                    s.num_computed + 1,
+                    tuple(one.drafts.tokens[row].tolist()),
+                    tuple(one.confidences[row].tolist()),
+                    s.num_verified,
+                    count,
+                    sampled[s.request.sequence_id][-1][0],
+                )
+            )
+        return records
