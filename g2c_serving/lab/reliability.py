@@ -1,0 +1,145 @@
+"""The reliability diagram: what a head says of its drafts, against how often it comes true.
+
+Brief, section 4. The evidence comes from an engine's history. The head can be made to lie, and
+mended by a remedy that is fitted on the first half of the evidence and judged on the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from g2c_serving.lab.calibration import (
+    LogOddsLine,
+    Pairs,
+    Reliability,
+    fit_isotonic,
+    fit_temperature,
+    reliability,
+    single,
+    survival,
+)
+from g2c_serving.lab.panel import Panel, choice, slider
+from g2c_serving.lab.plots import BLACK, Blocks, line, source_note
+
+Remedy = Callable[[np.ndarray], np.ndarray]
+AS_IT_IS, TEMPERATURE, ISOTONIC = "none", "temperature and shift", "isotonic"
+JUDGED = {"single confidences": single, "survival products": survival}
+
+
+class Drafts(Protocol):
+    """One request's drafts in a step: history.Drafted, or anything with these."""
+
+    @property
+    def confidences(self) -> Sequence[float]: ...
+    @property
+    def verified(self) -> int: ...
+    @property
+    def accepted(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """K drafted continuations; confidences (K, n) are NaN where there was no draft."""
+
+    confidences: np.ndarray  # (K, n)
+    verified: np.ndarray  # (K,)
+    accepted: np.ndarray  # (K,)
+
+    def half(self, which: int) -> Evidence:
+        """The first (0) or the second (1) half of the rows."""
+        cut = len(self.verified) // 2
+        rows = slice(cut, None) if which else slice(cut)
+        return Evidence(self.confidences[rows], self.verified[rows], self.accepted[rows])
+
+    def through(self, remedy: Remedy) -> Evidence:
+        """The same drafts with other confidences."""
+        return Evidence(remedy(self.confidences), self.verified, self.accepted)
+
+    def pairs(self, judged: str) -> Pairs:
+        """Scores and fates, of the single confidences or of the survival products."""
+        return JUDGED[judged](self.confidences, self.verified, self.accepted)
+
+
+def collect(drafts: Iterable[Drafts]) -> Evidence:
+    """What an engine recorded: `d for record in engine.history for d in record.drafts`.
+
+    ValueError where nothing was verified.
+    """
+    found = [d for d in drafts if d.verified]
+    if not found:
+        raise ValueError("drafts hold none that was verified: run an engine with speculation first")
+    table = np.full((len(found), max(len(d.confidences) for d in found)), np.nan)
+    for row, d in zip(table, found, strict=True):
+        row[: len(d.confidences)] = d.confidences
+    verified = np.array([d.verified for d in found])
+    return Evidence(table, verified, np.array([d.accepted for d in found]))
+
+
+def mend(evidence: Evidence, remedy: str) -> Remedy:
+    """The remedy of that name, fitted to single confidences; products follow from them."""
+    if remedy == AS_IT_IS:
+        return LogOddsLine()
+    pairs = single(evidence.confidences, evidence.verified, evidence.accepted)
+    return fit_temperature(*pairs) if remedy == TEMPERATURE else fit_isotonic(*pairs)
+
+
+def reliability_panel(evidence: Evidence, label: str = "Measured here") -> Panel:
+    """The head on the second half of `evidence`: as it is, lying, mended by the first half."""
+    controls = {
+        "shift": slider("Make it lie: shift of the log odds", -3.0, 3.0, 0.0, 0.5),
+        "remedy": choice("Remedy", (AS_IT_IS, TEMPERATURE, ISOTONIC)),
+        "judged": choice("Judge", tuple(JUDGED)),
+        "bins": slider("Bins", 4, 20, 10),
+    }
+    return Panel(
+        lambda figure: _draw(figure, label),
+        lambda art, **values: _update(art, evidence, **values),
+        controls,
+    )
+
+
+def _draw(figure: Figure, label: str) -> dict[str, Any]:
+    left, right = figure.subplots(1, 2)
+    left.plot([0, 1], [0, 1], color=BLACK, linewidth=1, linestyle=":", label="calibrated")
+    art: dict[str, Any] = {}
+    (art["bins"],) = left.plot([], [], label="the head", **line(0))
+    left.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="said", title="came true")
+    left.legend(loc="upper left", fontsize=9)
+    art["drafts"] = Blocks(right, 0)
+    right.set(xlim=(-0.02, 1.02), ylim=(0, 1), xlabel="said", title="share of the drafts")
+    source_note(right, label)
+    return art
+
+
+def _update(
+    art: dict[str, Any], evidence: Evidence, shift: float, remedy: str, judged: str, bins: int
+) -> str:
+    told = evidence.through(LogOddsLine(1.0, shift))
+    remade = told.half(1).through(mend(told.half(0), remedy))
+    found = reliability(*remade.pairs(judged), bins)
+    some = found.drafts > 0
+    art["bins"].set_data(found.said[some], found.came_true[some])
+    total, width = max(1, found.drafts.sum()), 1 / bins
+    art["drafts"].set_boxes(found.edges[:-1], 0, 0.92 * width, found.drafts / total)
+    return _sentence(found, shift, remedy, judged, bins)
+
+
+def _sentence(found: Reliability, shift: float, remedy: str, judged: str, bins: int) -> str:
+    head = "The head as it is" if shift == 0 else f"The head with a lie of {shift:+g}"
+    cure = "no remedy" if remedy == AS_IT_IS else f"mended ({remedy})"
+    said, true = (_mean(found, values) for values in (found.said, found.came_true))
+    return (
+        f"{head}, {cure}: {found.drafts.sum():,} {judged} that no remedy was fitted to say "
+        f"{said:.1%} on average, and {true:.1%} came true; with {bins} bins the expected "
+        f"calibration error is {found.error:.1%}."
+    )
+
+
+def _mean(found: Reliability, values: np.ndarray) -> float:
+    """The mean over drafts of a value that is given by bin."""
+    return float(np.nansum(found.drafts * values) / max(1, found.drafts.sum()))
