@@ -7,9 +7,10 @@ tokens are divided by the time that a step of so many rows takes, and the best t
 
 Mirrors csrc/engine/mtp_varlen.hpp and schedule_mtp_varlen.py as the Brief describes them, section 4
 ("Not every draft is worth checking"). `split` is what a stale total is handed out with (section 6).
-Which of the two keeps the target's distribution is worked out in lab/exact_budget.py: `split` of a
-total that was fixed before drafting does; `plan` on the confidences of the drafts that it judges
-does not, for then a draft can decide whether it is verified.
+Whether what comes out is still distributed as the target writes is worked out in
+lab/exact_budget.py. `split` of a total that was settled before drafting always is. `plan` on the
+confidences of the drafts that it judges is not wherever a further row can be cheaper than the one
+before it: then a draft may have a say in whether it is verified itself.
 """
 
 from __future__ import annotations
