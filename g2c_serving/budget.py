@@ -8,7 +8,8 @@ distribution: `lab/exact_budget.py` counts it out.
 
 A step's time is profiled once, when it is first needed, and corrected by running medians: the
 target's pass by its rows, drafting and the rest by the requests. Drafting costs time too, so the
-best budget may be none; then one step in 32 drafts all the same, to see whether that still holds.
+best budget may be none; then a few requests draft all the same now and then, ever more rarely, to
+see whether that still holds.
 Mirrors `csrc/engine/mtp_varlen.hpp` and `schedule_mtp_varlen.py` of DeepInfer (Brief, section 4),
 whose planner is described by its four steps only.
 """
@@ -28,9 +29,10 @@ from g2c_serving.sample.confidence_table import ConfidenceTable
 from g2c_serving.sample.verify_budget import plan, split
 from g2c_serving.schedule.step_curve import StepCurve, profile
 
-PROBE_EVERY = 32  # steps, while drafting does not pay
-NEWCOMER = 0.75  # what a draft of an unknown request is worth before any was seen
-MEMORY = 0.05  # weight of a step in the usual confidences
+RAREST_PROBE = 32  # steps without a draft, at most, while drafting does not pay
+PROBED = 8  # requests that draft in a probe
+UNSEEN = 0.75  # the confidence in a draft before any was seen
+MEMORY = 0.05  # least weight of a step in the usual confidences
 
 
 class StepTimes:
@@ -77,28 +79,36 @@ class VerifyBudget:
         self.step_time = speculation.step_time
         self._parts = target, drafter, block_size, max_rows
         self._times: StepTimes | None = None
-        self._since_drafting = 0
-        self.usual = np.full(speculation.num_drafts, NEWCOMER)
+        self._wait = self._waited = 0  # steps between probes, and since the last
+        self._seen = 0
+        self.usual = np.full(speculation.num_drafts, UNSEEN)  # of requests that are new
         needs_table = speculation.recalibrate or not drafter.model.has_confidence
         self.table = ConfidenceTable() if needs_table else None
 
     # before the drafts are drawn
 
-    def total(self, requests: Sequence[Request], room: int) -> int:
-        """How many drafts of `requests` (R) to check, at most `room`; 0: do not draft."""
+    def total(self, requests: Sequence[Request], room: int) -> tuple[int, Sequence[Request]]:
+        """How many drafts of `requests` (R) to check, at most `room`, and who is to draft."""
         known = [r.confidences if r.confidences is not None else self.usual for r in requests]
         most = len(requests) + room
         if self.step_time is not None:
-            return plan(np.stack(known), self.step_time, most).rows - len(requests)
+            return plan(np.stack(known), self.step_time, most).rows - len(requests), requests
         times = self.times
         drafting = plan(np.stack(known), times.step_ms(len(requests), most, True), most)
         without = times.step_ms(len(requests), len(requests), False)[-1]
-        self._since_drafting += 1
-        pays = drafting.tokens_per_ms > len(requests) / without
-        if not pays and self._since_drafting < PROBE_EVERY:
-            return 0
-        self._since_drafting = 0
-        return max(drafting.rows - len(requests), 1)
+        if drafting.tokens_per_ms > len(requests) / without:
+            self._wait = self._waited = 0
+            return drafting.rows - len(requests), requests
+        return self._probe(requests, room)
+
+    def _probe(self, requests: Sequence[Request], room: int) -> tuple[int, Sequence[Request]]:
+        """Drafting does not pay: mostly none, at times by those whom the drafter follows best."""
+        self._waited += 1
+        if self._waited <= self._wait:
+            return 0, []
+        self._wait, self._waited = min(2 * self._wait + 1, RAREST_PROBE), 0
+        few = sorted(requests, key=lambda request: request.drafter_lag)[:PROBED]
+        return min(room, len(few) * len(self.usual)), few
 
     @property
     def times(self) -> StepTimes:
@@ -123,7 +133,8 @@ class VerifyBudget:
         """What came of a step's drafts: scores (S, n), verified and accepted (S,). A draft is
         judged if all before it stand."""
         confidences = self.confidences(scores)
-        self.usual += MEMORY * (confidences.mean(0) - self.usual)
+        self._seen += 1
+        self.usual += max(1 / self._seen, MEMORY) * (confidences.mean(0) - self.usual)
         if self.table is not None:
             index = np.arange(scores.shape[1])
             judged = index < np.minimum(accepted + 1, verified)[:, None]

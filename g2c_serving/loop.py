@@ -127,7 +127,8 @@ class Loop:
         if self.speculator is None or batch is None:
             return scheduled, batch, None
         total = self.scheduler.drafting.num_rows
-        scheduled, one = self.speculator.draft(scheduled, batch, total)
+        tables = [self.block_manager.tables[s.request.sequence_id] for s in scheduled]
+        scheduled, one = self.speculator.draft(scheduled, tables, total)
         if one is None:
             return scheduled, batch, None
         scheduled.sort(key=lambda s: (s.num_tokens + s.num_verified, s.num_computed))
@@ -157,8 +158,11 @@ class Loop:
                 for request in s.request.family:
                     request.finish("error", error)
                 continue
+            ready = s.request.num_ready
             s.request.num_computed_tokens += s.num_tokens
-            self.prefix_cache.commit(s.request, s.num_tokens)
+            if self.speculator is not None:
+                self.speculator.note(s)
+            self.prefix_cache.commit(s.request, ready)
             if s.request.num_uncomputed == 0:
                 for request in s.request.family:
                     self._append(request, sampled[request.sequence_id])
@@ -208,7 +212,7 @@ class Loop:
         give back the blocks that the others needed."""
         kept = min(accepted, request.num_uncomputed)
         request.num_computed_tokens += kept
-        self.prefix_cache.commit(request, kept)
+        self.prefix_cache.commit(request, request.num_ready - kept)
         self.block_manager.trim(request.sequence_id, len(request.token_ids))
 
     def _fork_siblings(self, request: Request) -> None:

@@ -96,6 +96,7 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one a generated token, if asked
     num_computed_tokens: int = 0
+    drafter_lag: int = 0  # so many of those are not in the drafter's cache yet
     num_preemptions: int = 0
     num_forks: int = 0
     state: str = WAITING
@@ -129,6 +130,11 @@ class Request:
     def num_uncomputed(self) -> int:
         """Tokens that are known but not in the cache; 1 for a request that decodes."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_ready(self) -> int:
+        """Tokens that are in all caches: what others may share."""
+        return self.num_computed_tokens - self.drafter_lag
 
     @property
     def is_decoding(self) -> bool:
@@ -166,7 +172,7 @@ class Request:
 
     def lose_blocks(self) -> None:
         """Its blocks are gone: all that it knows is its tokens."""
-        self.num_computed_tokens = self.window_start = self.replay_until = 0
+        self.num_computed_tokens = self.window_start = self.replay_until = self.drafter_lag = 0
 
     def finish(self, reason: str, message: str | None = None) -> None:
         self.state, self.finish_reason, self.message = FINISHED, reason, message

@@ -19,7 +19,7 @@ import torch
 from g2c_serving.budget import VerifyBudget
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.drafting import Drafter
-from g2c_serving.forward.batch import ForwardBatch
+from g2c_serving.forward.batch import ForwardBatch, build_batch
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.model import Transformer
 from g2c_serving.forward.paired_cache import PairedCache
@@ -61,6 +61,7 @@ class Speculator:
         self.speculation, self.drafter = speculation, drafter
         self.pages = PairedCache(cache, drafter.cache)
         self.is_fixed = speculation.mode == "fixed"
+        self.device = config.device
         self.longest = min(target.config.max_seq_len, config.num_blocks * config.block_size)
         parts = config.block_size, config.max_num_batched_tokens
         self.budget = VerifyBudget(speculation, target, drafter, *parts)
@@ -72,14 +73,27 @@ class Speculator:
             return FixedDrafts(*sizes)
         return BudgetedDrafts(*sizes, block_manager, self.budget.total)
 
+    def follows(self, s: Scheduled) -> bool:
+        """Whether the drafter computes what the target does. Under a budget it is spared the rows
+        of those that do not draft: it catches up when they do."""
+        return self.is_fixed or s.num_drafts > 0 or not s.is_decode
+
+    def note(self, s: Scheduled) -> None:
+        """The step is computed: how far the drafter is behind now."""
+        s.request.drafter_lag = 0 if self.follows(s) else s.request.drafter_lag + s.num_tokens
+
     def draft(
-        self, scheduled: list[Scheduled], batch: ForwardBatch, total: int
+        self, scheduled: list[Scheduled], tables: Sequence[Sequence[int]], total: int
     ) -> tuple[list[Scheduled], Round | None]:
         """Draft for those that have rows for it; the step with the number of drafts that the target
-        is to check, `total` in all."""
-        rows = [i for i, s in enumerate(scheduled) if s.num_drafts]
+        is to check, `total` in all. tables: block ids of each in `scheduled`."""
+        followed = [i for i, s in enumerate(scheduled) if self.follows(s)]
+        if not followed:
+            return scheduled, None
+        rows = [i for i in followed if scheduled[i].num_drafts]
         requests = [scheduled[i].request for i in rows]
-        drafts = self.drafter.propose(batch, requests, rows)
+        batch = self._known([scheduled[i] for i in followed], [tables[i] for i in followed])
+        drafts = self.drafter.propose(batch, requests, [followed.index(i) for i in rows])
         if drafts is None:
             return scheduled, None
         scores = drafts.scores.double().cpu().numpy()
@@ -92,6 +106,16 @@ class Speculator:
             scheduled[i] = replace(scheduled[i], num_verified=count)
         row_of = {request.sequence_id: row for row, request in enumerate(requests)}
         return scheduled, Round(row_of, drafts, scores, confidences)
+
+    def _known(
+        self, scheduled: Sequence[Scheduled], tables: Sequence[Sequence[int]]
+    ) -> ForwardBatch:
+        """The known tokens that the drafter has not computed yet, of a step's requests."""
+        chunks = []
+        for s in scheduled:
+            first = s.num_computed - s.request.drafter_lag
+            chunks.append((s.request.token_ids[first : s.num_computed + s.num_tokens], first))
+        return build_batch(chunks, tables, self.drafter.cache.block_size, [], self.device)
 
     def fill(self, batch: ForwardBatch, scheduled: Sequence[Scheduled], one: Round) -> ForwardBatch:
         """The batch with the drafts that are checked in their places, straight from the drafter."""

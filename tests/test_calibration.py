@@ -78,6 +78,19 @@ def test_the_calibration_error_by_hand():
     assert found.error == pytest.approx((0.65 + 0.1 + 0) / 6)
 
 
+def test_bins_of_equally_many_drafts_by_hand():
+    """Two bins of three: 0.9, 0.95, 0.96 and 0.97, 0.99, 1. The cut lies half way, at 0.965."""
+    scores, fates = [0.9, 0.99, 0.95, 1.0, 0.97, 0.96], [0, 1, 1, 1, 0, 1]
+    found = reliability(scores, fates, bins=2, equal_drafts=True)
+    assert found.edges == pytest.approx([0.9, 0.965, 1.0])
+    assert found.drafts.tolist() == [3, 3]
+    assert found.said == pytest.approx([2.81 / 3, 2.96 / 3])
+    assert found.came_true == pytest.approx([2 / 3, 2 / 3])
+    assert found.error == pytest.approx((0.81 + 0.96) / 6)
+    same = reliability([0.5] * 4, [1, 0, 1, 0], bins=3, equal_drafts=True)
+    assert same.drafts.tolist() == [0, 0, 4] and same.error == 0
+
+
 def test_shares_that_are_what_was_said_have_no_error():
     scores, fates = in_shares({0.25: (25, 100), 0.7: (7, 10), 1.0: (5, 5)})
     assert reliability(scores, fates).error == pytest.approx(0)

@@ -19,6 +19,27 @@ FUNCTION = Exercise(
 )
 
 
+def plain_planner(confidences, step_ms):
+    """Notebook 04's exercise as a learner may solve it."""
+    pool = []
+    for request, row in enumerate(confidences):
+        survival = 1.0
+        for confidence in row:
+            survival *= confidence
+            pool.append((survival, request))
+    pool.sort(key=lambda draft: -draft[0])
+    tokens = rows = len(confidences)
+    best, taken = tokens / step_ms[rows], 0
+    for count, (survival, _) in enumerate(pool, start=1):
+        tokens += survival
+        if tokens / step_ms[rows + count] > best:
+            best, taken = tokens / step_ms[rows + count], count
+    drafts = [0] * len(confidences)
+    for _, request in pool[:taken]:
+        drafts[request] += 1
+    return drafts
+
+
 @pytest.fixture(autouse=True)
 def no_misses():
     exercises._misses.clear()
@@ -47,6 +68,12 @@ def no_misses():
         ("03.top_p", [0, 1, 3], [0, 3]),  # 0.5 + 0.3 + 0.1
         ("03.near_tie", "26.9 %", 50.0),  # 1 / (1 + e)
         ("03.reason", "logits", "draws"),
+        ("04.survival", 0.324, 0.9),  # 0.9 * 0.8 * 0.5 * 0.9
+        ("04.best_budget", 6, 4),  # 3.44 / 10 against (2 + 0.8 + 0.64 + 0.6 + 0.512) / 13
+        ("04.accept", "0.6667", 0.5),  # 1/4 + 1/4 + 1/6
+        ("04.expected_tokens", (1 - 0.75**6) / 0.25, 4.75),
+        ("04.why_calibration", 100 * (1 - 3.676 / 13 / 0.31), 0.0),  # 3.1 in 10 ms
+        ("04.planner", plain_planner, lambda confidences, step_ms: [len(r) for r in confidences]),
     ],
 )
 def test_registered_exercises(name, right, wrong):
@@ -177,6 +204,14 @@ def test_functions():
     assert "raises ZeroDivisionError" in grade(FUNCTION, lambda q, c: q / 0).text
     assert "finish the function" in grade(FUNCTION, lambda q, c: ...).text
     assert "without calling it" in grade(FUNCTION, 6).text
+
+
+def test_a_function_may_return_a_list():
+    assert "f([[0.9, 0.9, 0.9], [0.5, 0.5, 0.5]]," in check("04.planner", lambda c, ms: [3, 3]).text
+    assert "number 2 of the list" in check("04.planner", lambda c, ms: [3, 3]).text
+    assert "too few" in check("04.planner", lambda c, ms: [3]).text
+    assert check("04.planner", lambda c, ms: 4).right is None
+    assert check("04.planner", lambda c, ms: np.array(plain_planner(c, ms)))
 
 
 def test_right_numbers_in_another_order_are_told_so():

@@ -109,7 +109,12 @@ def test_no_remedy_changes_nothing_holes_stay_holes():
 
 
 def test_every_control_moves_the_sentence_and_the_picture(evidence):
-    ends = {"shift": (-3.0, 3.0), "remedy": (ISOTONIC, TEMPERATURE), "bins": (4, 20)}
+    ends = {
+        "shift": (-3.0, 3.0),
+        "remedy": (ISOTONIC, TEMPERATURE),
+        "bins": (4, 20),
+        "equal_drafts": (False, True),
+    }
     for name, values in (ends | {"judged": ("survival products",)}).items():
         panel = reliability_panel(evidence)
         for end in values:

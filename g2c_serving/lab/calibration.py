@@ -82,7 +82,7 @@ def as_probabilities(name: str, values: ArrayLike) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Drafts in bins of equal width by score. NaN where a bin is empty."""
+    """Drafts in bins by score. NaN where a bin is empty."""
 
     edges: np.ndarray  # (bins + 1,)
     drafts: np.ndarray  # (bins,) how many
@@ -96,17 +96,23 @@ class Reliability:
         return float((self.drafts * gaps).sum() / max(1, self.drafts.sum()))
 
 
-def reliability(scores: ArrayLike, fates: ArrayLike, bins: int = 10) -> Reliability:
-    """Scores (M,) in [0, 1] and fates (M,) in `bins` bins; a score on an edge goes up, 1 down."""
+def reliability(
+    scores: ArrayLike, fates: ArrayLike, bins: int = 10, equal_drafts: bool = False
+) -> Reliability:
+    """Scores (M,) in [0, 1] and fates (M,) in `bins` bins; a score on an edge goes up, 1 down.
+
+    The bins are equally wide, or hold equally many drafts (as far as equal scores allow): a head
+    whose confidences are nearly all above 0.9 shows nothing in wide ones.
+    """
     s, came_true = as_probabilities("scores", scores), np.asarray(fates, float)
-    bins = as_int("bins", bins, 1, 10_000)
-    where = np.minimum((s * bins).astype(int), bins - 1)  # (M,)
+    edges = np.linspace(0, 1, as_int("bins", bins, 1, 10_000) + 1)
+    if equal_drafts and s.size:
+        edges = np.quantile(s, edges)
+    where = np.searchsorted(edges[1:-1], s, side="right")  # (M,)
     drafts = np.bincount(where, minlength=bins)
     some = np.where(drafts, drafts, np.nan)
     said = np.bincount(where, s, bins) / some
-    return Reliability(
-        np.linspace(0, 1, bins + 1), drafts, said, np.bincount(where, came_true, bins) / some
-    )
+    return Reliability(edges, drafts, said, np.bincount(where, came_true, bins) / some)
 
 
 # ---- two remedies ----

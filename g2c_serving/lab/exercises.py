@@ -50,5 +50,6 @@ def check(name: str, answer: Any) -> Verdict:
     return verdict
 
 
-for _page in ("batching", "paging", "sampling"):  # each registers the exercises of its notebooks
+# each registers the exercises of its notebooks
+for _page in ("batching", "paging", "sampling", "speculation"):
     importlib.import_module(f"g2c_serving.lab.exercises_{_page}")

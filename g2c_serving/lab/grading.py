@@ -96,6 +96,10 @@ def find_problem(exercise: Exercise, answer: Any) -> str | None:
     right = exercise.right()
     if exercise.cases:
         return function_problem(exercise, answer, right)
+    return value_problem(exercise, answer, right)
+
+
+def value_problem(exercise: Exercise, answer: Any, right: Any) -> str | None:
     if isinstance(right, str):
         return word_problem(answer, right)
     if isinstance(right, list | tuple):
@@ -158,7 +162,7 @@ def function_problem(exercise: Exercise, answer: Any, reference: Callable) -> st
             raise Unreadable(
                 f"{shown} returns {got!r}: finish the function and run the cell again."
             )
-        if problem := number_problem(exercise, read_number(got, ""), float(reference(*case))):
+        if problem := value_problem(exercise, got, reference(*case)):
             return f"{shown}: {problem}"
     return None
 

@@ -23,7 +23,7 @@ from g2c_serving.lab.calibration import (
     single,
     survival,
 )
-from g2c_serving.lab.panel import Panel, choice, slider
+from g2c_serving.lab.panel import Panel, choice, slider, toggle
 from g2c_serving.lab.plots import BLACK, Blocks, line, source_note
 
 Remedy = Callable[[np.ndarray], np.ndarray]
@@ -95,6 +95,7 @@ def reliability_panel(evidence: Evidence, label: str = "Measured here") -> Panel
         "remedy": choice("Remedy", (AS_IT_IS, TEMPERATURE, ISOTONIC)),
         "judged": choice("Judge", tuple(JUDGED)),
         "bins": slider("Bins", 4, 20, 10),
+        "equal_drafts": toggle("Equally many drafts in each, and zoom", True),
     }
     return Panel(
         lambda figure: _draw(figure, label),
@@ -106,9 +107,11 @@ def reliability_panel(evidence: Evidence, label: str = "Measured here") -> Panel
 def _draw(figure: Figure, label: str) -> dict[str, Any]:
     left, right = figure.subplots(1, 2)
     left.plot([0, 1], [0, 1], color=BLACK, linewidth=1, linestyle=":", label="calibrated")
-    art: dict[str, Any] = {}
+    art: dict[str, Any] = {"axes": left}
     (art["bins"],) = left.plot([], [], label="the head", **line(0))
-    left.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="said", title="came true")
+    left.set(xlabel="said", title="came true")
+    left.xaxis.set_major_formatter("{x:.2f}")
+    left.yaxis.set_major_formatter("{x:.2f}")
     left.legend(loc="upper left", fontsize=9)
     art["drafts"] = Blocks(right, 0)
     right.set(xlim=(-0.02, 1.02), ylim=(0, 1), xlabel="said", title="share of the drafts")
@@ -117,26 +120,44 @@ def _draw(figure: Figure, label: str) -> dict[str, Any]:
 
 
 def _update(
-    art: dict[str, Any], evidence: Evidence, shift: float, remedy: str, judged: str, bins: int
+    art: dict[str, Any],
+    evidence: Evidence,
+    shift: float,
+    remedy: str,
+    judged: str,
+    bins: int,
+    equal_drafts: bool,
 ) -> str:
     told = evidence.through(LogOddsLine(1.0, shift))
-    remade = told.half(1).through(mend(told.half(0), remedy))
-    found = reliability(*remade.pairs(judged), bins)
+    pairs = told.half(1).through(mend(told.half(0), remedy)).pairs(judged)
+    found, wide = reliability(*pairs, bins, equal_drafts), reliability(*pairs, bins)
     some = found.drafts > 0
-    art["bins"].set_data(found.said[some], found.came_true[some])
-    total, width = max(1, found.drafts.sum()), 1 / bins
-    art["drafts"].set_boxes(found.edges[:-1], 0, 0.92 * width, found.drafts / total)
-    return _sentence(found, shift, remedy, judged, bins)
+    x, y = found.said[some], found.came_true[some]
+    art["bins"].set_data(x, y)
+    _zoom(art, min(x.min(), y.min()) if equal_drafts else 0.0)
+    art["drafts"].set_boxes(wide.edges[:-1], 0, 0.92 / bins, wide.drafts / wide.drafts.sum())
+    return _sentence(found, shift, remedy, judged, bins, equal_drafts)
 
 
-def _sentence(found: Reliability, shift: float, remedy: str, judged: str, bins: int) -> str:
+def _zoom(art: dict[str, Any], lowest: float) -> None:
+    """Both axes from `lowest`, rounded down to a twentieth, to 1; new limits cost a whole redraw."""
+    low = np.floor(min(lowest, 0.94) * 20) / 20
+    ends = low - 0.05 * (1 - low), 1 + 0.05 * (1 - low)
+    if art["axes"].get_xlim() != ends:
+        art["axes"].set(xlim=ends, ylim=ends)
+
+
+def _sentence(
+    found: Reliability, shift: float, remedy: str, judged: str, bins: int, equal_drafts: bool
+) -> str:
     head = "The head as it is" if shift == 0 else f"The head with a lie of {shift:+g}"
     cure = "no remedy" if remedy == AS_IT_IS else f"mended ({remedy})"
+    equal = "equally many drafts" if equal_drafts else "equal width"
     said, true = (_mean(found, values) for values in (found.said, found.came_true))
     return (
         f"{head}, {cure}: {found.drafts.sum():,} {judged} that no remedy was fitted to say "
-        f"{said:.1%} on average, and {true:.1%} came true; with {bins} bins the expected "
-        f"calibration error is {found.error:.1%}."
+        f"{said:.1%} on average, and {true:.1%} came true; with {bins} bins of {equal} the "
+        f"expected calibration error is {found.error:.1%}."
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from g2c_serving.lab.published import value
+from g2c_serving.sample.speculation import GUARD
 from g2c_serving.sample.verify_budget import Candidate, Plan, plan
 
 CONFIDENCES = ((0.9, 0.9, 0.9), (0.5, 0.5, 0.5))  # of A's and B's three drafts
@@ -18,7 +19,7 @@ STEPS = ((4, 10.0), (6, 13.0), (8, 16.0))  # up to so many rows: ms
 
 # The draft probability in the residual is shrunk by this factor, "to keep reject sampling from
 # coming up empty".
-RESIDUAL_GUARD = math.exp(-5e-5)
+RESIDUAL_GUARD = math.exp(-GUARD)
 
 
 def step_ms(rows: int) -> float:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from g2c_serving.request import Request
 from g2c_serving.schedule.block_manager import BlockManager
 
-Planner = Callable[[Sequence[Request], int], int]  # requests, most rows -> rows for their drafts
+# Requests and the most rows that their drafts may have -> rows for them, and who is to draft.
+Planner = Callable[[Sequence[Request], int], tuple[int, Sequence[Request]]]
 
 
 class DraftRows:
@@ -68,8 +69,8 @@ class FixedDrafts(DraftRows):
 
 
 class BudgetedDrafts(FixedDrafts):
-    """As many rows as `planner` says. All requests with free blocks draft; which of the drafts are
-    checked is settled once they are drawn."""
+    """As many rows as `planner` says. Those of its choice draft that have free blocks; which of the
+    drafts are checked is settled once they are drawn."""
 
     def __init__(
         self, num_drafts: int, longest: int, block_manager: BlockManager, planner: Planner
@@ -83,10 +84,10 @@ class BudgetedDrafts(FixedDrafts):
 
     def share_out(self, requests: Sequence[Request], room: int) -> list[int]:
         able = [request for request in requests if self.fits(request)]
-        self.num_rows = self.planner(able, room) if able and room > 0 else 0
+        self.num_rows, chosen = self.planner(able, room) if able and room > 0 else (0, [])
         if self.num_rows == 0:
             return [0] * len(requests)
-        fit = {request.sequence_id for request in able if self._has_blocks(request)}
+        fit = {request.sequence_id for request in chosen if self._has_blocks(request)}
         drafts = [self.num_drafts if r.sequence_id in fit else 0 for r in requests]
         self.num_rows = min(self.num_rows, sum(drafts))
         return drafts

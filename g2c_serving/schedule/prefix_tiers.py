@@ -204,11 +204,11 @@ class PrefixCache:
 
     # a request goes on, and ends
 
-    def commit(self, request: Request, num_tokens: int) -> None:
-        """`num_tokens` more of the request's tokens are in the cache: name the blocks that they
-        have filled. Before that nobody can find them."""
-        last = request.num_computed_tokens // self.block_size
-        first = (request.num_computed_tokens - num_tokens) // self.block_size
+    def commit(self, request: Request, before: int) -> None:
+        """The request's tokens from `before` on are in the cache: name the blocks that they have
+        filled. Before that nobody can find them."""
+        last = request.num_ready // self.block_size
+        first = before // self.block_size
         if not self.enabled or first == last or not request.is_exact:
             return
         self._name_blocks(request, last)
@@ -218,7 +218,7 @@ class PrefixCache:
         """Before a request's blocks are given back: its full ones go to disk, and the window state
         at the last few block ends into host memory."""
         table = self.block_manager.tables.get(request.sequence_id)
-        full = request.num_computed_tokens // self.block_size
+        full = request.num_ready // self.block_size
         if self.disk is None or table is None or not full or not request.is_exact:
             return
         self._name_blocks(request, full)

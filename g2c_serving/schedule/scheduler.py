@@ -92,6 +92,7 @@ class Scheduler:
         if parent.sequence_id not in self.block_manager.tables or parent.is_replaying:
             return self.add(child)
         child.num_computed_tokens = parent.num_computed_tokens
+        child.drafter_lag = parent.drafter_lag
         child.window_start, child.replay_until = parent.window_start, parent.replay_until
         child.block_hashes, child.was_admitted = (
             list(parent.block_hashes),
@@ -188,7 +189,8 @@ class Scheduler:
         request.num_preemptions += 1
         kept = self.block_manager.keep_shared(request.sequence_id) * self.block_manager.block_size
         if kept and request.window_start == 0:
-            request.num_computed_tokens = min(kept, request.num_computed_tokens)
+            ready, kept = request.num_ready, min(kept, request.num_computed_tokens)
+            request.num_computed_tokens, request.drafter_lag = kept, max(0, kept - ready)
             self._parked[request.sequence_id] = request
         else:
             self._take_blocks(request)
