@@ -140,7 +140,7 @@ def _update(
 
 
 def _zoom(art: dict[str, Any], lowest: float) -> None:
-    """Both axes from `lowest`, rounded down to a twentieth, to 1; new limits cost a whole redraw."""
+    """Both axes from `lowest`, rounded down to a twentieth, to 1. New limits redraw all of it."""
     low = np.floor(min(lowest, 0.94) * 20) / 20
     ends = low - 0.05 * (1 - low), 1 + 0.05 * (1 - low)
     if art["axes"].get_xlim() != ends:
