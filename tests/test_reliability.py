@@ -3,11 +3,10 @@ different drafts."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
+from g2c_serving.history import Drafted
 from g2c_serving.lab.calibration import LogOddsLine, single
 from g2c_serving.lab.reliability import (
     AS_IT_IS,
@@ -22,7 +21,7 @@ from g2c_serving.lab.reliability import (
 
 
 def drafted(confidences, verified, accepted):
-    return SimpleNamespace(confidences=confidences, verified=verified, accepted=accepted)
+    return Drafted(1, 0, 9, (5,) * len(confidences), confidences, verified, accepted, 6)
 
 
 def drawn(rows: int, drafts: int = 5, seed: int = 0) -> Evidence:

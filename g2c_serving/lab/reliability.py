@@ -6,13 +6,14 @@ mended by a remedy that is fitted on the first half of the evidence and judged o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from g2c_serving.history import Drafted
 from g2c_serving.lab.calibration import (
     LogOddsLine,
     Pairs,
@@ -29,17 +30,6 @@ from g2c_serving.lab.plots import BLACK, Blocks, line, source_note
 Remedy = Callable[[np.ndarray], np.ndarray]
 AS_IT_IS, TEMPERATURE, ISOTONIC = "none", "temperature and shift", "isotonic"
 JUDGED = {"single confidences": single, "survival products": survival}
-
-
-class Drafts(Protocol):
-    """One request's drafts in a step: history.Drafted, or anything with these."""
-
-    @property
-    def confidences(self) -> Sequence[float]: ...
-    @property
-    def verified(self) -> int: ...
-    @property
-    def accepted(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +55,7 @@ class Evidence:
         return JUDGED[judged](self.confidences, self.verified, self.accepted)
 
 
-def collect(drafts: Iterable[Drafts]) -> Evidence:
+def collect(drafts: Iterable[Drafted]) -> Evidence:
     """What an engine recorded: `d for record in engine.history for d in record.drafts`.
 
     ValueError where nothing was verified.
