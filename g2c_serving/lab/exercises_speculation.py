@@ -68,9 +68,9 @@ def _expected_tokens() -> float:
 @exercise(
     "04.why_calibration",
     "The Brief's toy again: A's head says 0.9 for each of its three drafts, B's 0.5, so the "
-    "planner verifies 6 rows. But A's head is overconfident: each of its drafts survives with 0.6, given "
-    "the ones before. Of the tokens per ms that an honest head would get, how many percent are "
-    "lost?",
+    "planner verifies 6 rows. But A's head is overconfident: each of its drafts survives with 0.6, "
+    "given the ones before. Of the tokens per ms that an honest head would get, how many percent "
+    "are lost?",
     hint="Tokens that really come: 2 + 0.6 + 0.36 + 0.216 + 0.5 in 13 ms. Then plan anew with 0.6.",
     unit="%",
     rel=0.03,
