@@ -34,8 +34,8 @@ class StepCurve:
     """ms of a step by its rows, through `ms` (K,) measured at `rows` (K,), K at least 1.
 
     Linear between the points, beyond the last with the slope before it, and never falling: points
-    that fall are noise and take their common mean. ValueError for no points, rows that do not
-    rise, and times that are not positive.
+    that fall (noise, or a kernel that does better with more rows) take their common mean.
+    ValueError for no points, rows that do not rise, and times that are not positive.
     """
 
     def __init__(self, rows: Sequence[int], ms: Sequence[float]) -> None:
@@ -66,8 +66,8 @@ class StepCurve:
         bucket = round(BUCKETS_PER_DOUBLING * np.log2(rows))
         ratios = self._ratios[bucket]
         ratios.append(_as_time(ms) / expected)
-        if len(ratios) >= ENOUGH:
-            self._medians[bucket] = median(ratios)
+        if len(ratios) >= ENOUGH and self._medians.get(bucket) != (new := median(ratios)):
+            self._medians[bucket] = new
             self._points = self._corrected()
 
     def _corrected(self) -> tuple[np.ndarray, np.ndarray]:
@@ -132,6 +132,8 @@ def _line(at: np.ndarray, rows: np.ndarray, ms: np.ndarray) -> np.ndarray:
 
 def _rising(ms: np.ndarray) -> np.ndarray:
     """The nearest values (least squares) that never fall: pool those that do."""
+    if (ms[1:] >= ms[:-1]).all():
+        return ms
     pools: list[tuple[float, int]] = []
     for mean in ms.tolist():
         count = 1
