@@ -1,0 +1,194 @@
+"""A real run, step by step: what was drafted, what the target made of it, what was written.
+
+Brief, section 4. Read from `engine.history`: each `StepRecord` has the `Drafted` of its step. A
+draft is accepted, rejected (the first one whose coin falls against it), void (it followed one that
+was rejected), or not verified. Behind the accepted ones comes a token of the target's own: drawn
+from the remainder after a rejection, an ordinary one else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from g2c_serving.config import EngineConfig, Speculation
+from g2c_serving.engine import Engine
+from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.history import Drafted
+from g2c_serving.lab.panel import Panel, choice, slider, stops
+from g2c_serving.lab.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, Blocks
+from g2c_serving.request import SamplingParams
+
+ACCEPTED, REJECTED, VOID, UNVERIFIED = "accepted", "rejected", "void", "not verified"
+RESAMPLED, ORDINARY = "resampled", "ordinary"
+LOOKS: dict[str, dict[str, Any]] = {
+    ACCEPTED: {"facecolor": GREEN, "hatch": "", "label": "\u2713 accepted"},
+    REJECTED: {"facecolor": ORANGE, "hatch": "///", "label": "\u2717 rejected"},
+    VOID: {"facecolor": GREY, "hatch": "\\\\\\", "label": "\u2205 void: after a rejected one"},
+    UNVERIFIED: {"facecolor": "white", "hatch": "", "label": "\u2013 not verified"},
+    RESAMPLED: {"facecolor": PINK, "hatch": "xxx", "label": "\u21bb resampled"},
+    ORDINARY: {"facecolor": BLUE, "hatch": "...", "label": "+ ordinary"},
+}
+MARKS = {fate: look["label"].split()[0] for fate, look in LOOKS.items()}
+DRAFTS, TOKENS, STEPS = 5, 60, 10  # every run has so many steps: 60 tokens, at most 6 in each
+BUDGETED = "budgeted, on an invented step time"
+PROMPTS = ("This is the story of a shy dragon", "Once upon a time")  # hard and easy for the drafter
+MOST_STEPS = 34  # columns of the strip
+
+
+def fates(one: Drafted) -> list[str]:
+    """Of each draft, in order, and of the token after those that stand."""
+    found = [ACCEPTED] * one.accepted
+    if one.accepted < one.verified:
+        found += [REJECTED, *[VOID] * (one.verified - one.accepted - 1)]
+    found += [UNVERIFIED] * (len(one.tokens) - one.verified)
+    return [*found, RESAMPLED if one.accepted < one.verified else ORDINARY]
+
+
+def four_for_one(rows: int) -> float:
+    """ms of a step, invented: 10 for each four rows begun, so that three drafts pay and five do
+    not."""
+    return 10.0 * -(-rows // 4)
+
+
+def run(
+    lm: LanguageModel,
+    drafter: LanguageModel,
+    prompt: str,
+    temperature: float,
+    budgeted: bool,
+    seed: int,
+) -> list[Drafted]:
+    """What came of the drafts of one story, step by step."""
+    mode, step_time = ("budgeted", four_for_one) if budgeted else ("fixed", None)
+    speculation = Speculation(mode, DRAFTS, drafter, step_time=step_time)
+    engine = Engine(lm, EngineConfig(speculation=speculation))
+    params = SamplingParams(temperature=temperature, max_tokens=TOKENS, seed=seed, ignore_eos=True)
+    engine.generate([prompt], params)
+    return [one for record in engine.history for one in record.drafts]
+
+
+def panel(lm: LanguageModel, drafter: LanguageModel, seed: int = 0) -> Panel:
+    """One step in large, and all of the run in small."""
+
+    @cache
+    def steps_of(prompt: str, temperature: float, budgeted: bool) -> list[Drafted]:
+        return run(lm, drafter, prompt, temperature, budgeted, seed)
+
+    controls = {
+        "step": slider("Step", 1, STEPS, 2),
+        "temperature": stops("Temperature", (0.0, 0.7, 1.0, 1.3), 1.0),
+        "verification": choice("Verification", ("fixed 5", BUDGETED)),
+        "prompt": choice("Text", PROMPTS),
+    }
+
+    def update(art: dict[str, Any], step: int, **settings: Any) -> str:
+        prompt, temperature = settings["prompt"], settings["temperature"]
+        steps = steps_of(prompt, temperature, settings["verification"] == BUDGETED)
+        return f"{settings['verification']}, {_update(art, lm, prompt, steps, step, temperature)}"
+
+    return Panel(_draw, update, controls)
+
+
+def _draw(figure: Figure) -> dict[str, Any]:
+    large, small = figure.subplots(2, 1, height_ratios=(1.5, 1))
+    for axes in (large, small):
+        axes.grid(False)
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+    large.set(xlim=(-1.15, DRAFTS + 1), ylim=(-0.62, 2.55), xticks=[], yticks=[])
+    small.set(xlim=(0.4, MOST_STEPS + 0.6), ylim=(0, DRAFTS + 1.1), yticks=[])
+    small.set_xticks([1, *range(5, MOST_STEPS + 1, 5)])
+    small.set_xlabel("step (a column: five drafts upwards, and the token after them)", fontsize=9)
+    small.tick_params(labelsize=9)
+    art: dict[str, Any] = {"large": {}, "small": {}}
+    for fate, look in LOOKS.items():
+        edge = {"edgecolor": BLACK if fate == UNVERIFIED else "white"}
+        art["large"][fate] = Blocks(large, 0, **{**look, **edge})
+        art["small"][fate] = Blocks(small, 0, **{**look, **edge, "label": ""})
+    art["chosen"] = Blocks(small, 0, facecolor="none", edgecolor=BLACK, hatch="", linewidth=2)
+    label: dict[str, Any] = {"fontsize": 9, "va": "center", "ha": "right"}
+    for y, words in ((1.25, "drafted"), (0.25, "written")):
+        large.text(-0.08, y, words, **label)
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+    look = {"fontsize": 9.5, "ha": "center", "va": "center", "bbox": box, "zorder": 5}
+    art["drafted"] = [large.text(i + 0.5, 1.25, "", **look) for i in range(DRAFTS)]
+    art["said"] = [
+        large.text(i + 0.5, 1.83, "", fontsize=8.5, ha="center", color="#555555")
+        for i in range(DRAFTS)
+    ]
+    art["written"] = [large.text(i + 0.5, 0.25, "", **look) for i in range(DRAFTS + 1)]
+    art["before"] = large.text(-1.12, 2.36, "", fontsize=9.5, va="center")
+    handles = [art["large"][fate] for fate in LOOKS]
+    figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8,
+                  handlelength=1.3, columnspacing=1.1, handletextpad=0.5)  # fmt: skip
+    return art
+
+
+def _update(
+    art: dict[str, Any],
+    lm: LanguageModel,
+    prompt: str,
+    steps: Sequence[Drafted],
+    step: int,
+    temperature: float,
+) -> str:
+    one, text = steps[step - 1], lm.tokenizer.decode
+    found, stands = fates(one), one.accepted
+    told = [_short(text([token])) for token in one.tokens]
+    new = [*told[:stands], _short(text([one.token]))]
+    _boxes(art["large"], found, stands)
+    for i, (fate, token) in enumerate(zip(found[:-1], told, strict=True)):
+        art["drafted"][i].set_text(f"{MARKS[fate]} {token}")
+        art["said"][i].set_text(f"says {one.confidences[i]:.2f}")
+    for i, words in enumerate(art["written"]):
+        mark = MARKS[ACCEPTED if i < stands else found[-1]]
+        words.set_text(f"{mark} {new[i]}" if i < len(new) else "")
+    before = [token for s in steps[: step - 1] for token in (*s.tokens[: s.accepted], s.token)]
+    art["before"].set_text(f"so far: ...{(prompt + text(before))[-88:]}")
+    _strip(art, steps, step)
+    rows = 1 + one.verified
+    written = text([*one.tokens[:stands], one.token])
+    return (
+        f"temperature {temperature:g}, step {step} of {len(steps)}: the drafter "
+        f"proposes {text(list(one.tokens))!r}; a pass of {rows} rows accepts {stands} of "
+        f"{one.verified}, then comes {_last(found[-1])}. Written: {written!r}, "
+        f"{stands + 1} token{'s' * (stands > 0)} in one pass."
+    )
+
+
+def _last(fate: str) -> str:
+    return "one drawn from the remainder" if fate == RESAMPLED else "an ordinary draw"
+
+
+def _short(token: str, most: int = 10) -> str:
+    shown = repr(token)[1:-1].replace(" ", "\u00b7")
+    return shown if len(shown) <= most else shown[: most - 1] + "\u2026"
+
+
+def _boxes(blocks: dict[str, Blocks], found: Sequence[str], stands: int) -> None:
+    """The drafts above, what is written below."""
+    places = [(fate, i, 1.0) for i, fate in enumerate(found[:-1])]
+    places += [(ACCEPTED, i, 0.0) for i in range(stands)] + [(found[-1], stands, 0.0)]
+    for fate, block in blocks.items():
+        here = [(i, y) for f, i, y in places if f == fate]
+        x, y = np.array(here, dtype=float).reshape(-1, 2).T
+        block.set_boxes(x + 0.02, y - 0.12, np.full(len(x), 0.96), 0.74)
+
+
+def _strip(art: dict[str, Any], steps: Sequence[Drafted], step: int) -> None:
+    """All steps of the run: a column each, drafts upwards, the token after them on top."""
+    places = [
+        (fate, x, y)
+        for x, one in enumerate(steps[:MOST_STEPS], start=1)
+        for y, fate in enumerate(fates(one))
+    ]
+    for fate, block in art["small"].items():
+        here = [(x, y) for f, x, y in places if f == fate]
+        x, y = np.array(here, dtype=float).reshape(-1, 2).T
+        block.set_boxes(x - 0.42, y + 0.08, np.full(len(x), 0.84), 0.84)
+    art["chosen"].set_boxes(step - 0.5, 0.0, 1.0, DRAFTS + 1.05)

@@ -1,0 +1,190 @@
+"""What notebook 04 shows: fates, readings, the accept rule, budgets, paths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import g2c_serving as g
+from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.history import Drafted, EngineStats
+from g2c_serving.lab import (
+    accept_rule,
+    acceptance,
+    draft_strip,
+    exact_picture,
+    naive_accept,
+    neighbour,
+    own_budget,
+)
+from g2c_serving.schedule.step_curve import StepCurve
+
+
+@pytest.fixture(scope="module")
+def lm() -> LanguageModel:
+    torch.set_num_threads(1)
+    return g.load("tiny")
+
+
+@pytest.fixture(scope="module")
+def drafter() -> LanguageModel:
+    return g.load("tiny-drafter")
+
+
+# ---- the cold open ----
+
+
+def test_the_naive_rule_by_hand():
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.2, 0.6])
+    found = naive_accept.keep_the_likeliest(p, q, 1)
+    assert found.tolist() == pytest.approx([0.2 + 0.8 * 0.5, 0.8 * 0.3, 0.8 * 0.2])
+    everything = naive_accept.keep_the_likeliest(p, q, 3)
+    assert everything.tolist() == pytest.approx(q.tolist())
+
+
+def test_the_naive_rule_says_wise_too_often(lm, drafter):
+    panel = naive_accept.panel(lm, drafter)
+    assert "'wise' comes in 194 of 1,000" in panel.text and "writes it in 106" in panel.text
+
+
+# ---- drafts by their fate ----
+
+
+def drafted(verified: int, accepted: int) -> Drafted:
+    return Drafted(0, 0, 9, (1, 2, 3, 4, 5), (0.9,) * 5, verified, accepted, 6)
+
+
+@pytest.mark.parametrize(
+    "verified, accepted, wanted",
+    [
+        (5, 5, ["accepted"] * 5 + ["ordinary"]),
+        (5, 0, ["rejected"] + ["void"] * 4 + ["resampled"]),
+        (3, 1, ["accepted", "rejected", "void", "not verified", "not verified", "resampled"]),
+        (3, 3, ["accepted"] * 3 + ["not verified"] * 2 + ["ordinary"]),
+        (0, 0, ["not verified"] * 5 + ["ordinary"]),
+    ],
+)
+def test_every_draft_has_its_fate(verified, accepted, wanted):
+    assert draft_strip.fates(drafted(verified, accepted)) == wanted
+
+
+def test_the_strip_tells_what_the_engine_wrote(lm, drafter):
+    steps = draft_strip.run(lm, drafter, "Once upon a time", 1.0, False, 3)
+    written = [t for s in steps for t in (*s.tokens[: s.accepted], s.token)]
+    config = g.EngineConfig(speculation=g.Speculation("fixed", drafter=drafter))
+    params = g.SamplingParams(max_tokens=60, seed=3, ignore_eos=True)
+    (out,) = g.Engine(lm, config).generate(["Once upon a time"], params)
+    first = list(out.token_ids).index(written[0])  # the prompt's own step has no drafts
+    assert list(out.token_ids)[first:] == written[: 60 - first]
+
+
+def test_every_run_of_the_strip_is_long_enough_and_fits(lm, drafter):
+    panel = draft_strip.panel(lm, drafter)
+    for temperature in panel.controls["temperature"].ends:
+        for budgeted in (False, True):
+            steps = draft_strip.run(lm, drafter, draft_strip.PROMPTS[1], temperature, budgeted, 0)
+            assert draft_strip.STEPS <= len(steps) <= draft_strip.MOST_STEPS
+    panel.controls["verification"].value = draft_strip.BUDGETED
+    assert "a pass of 4 rows" in panel.text  # three drafts pay: four rows for the price of one
+
+
+# ---- readings ----
+
+
+def test_the_two_readings_of_the_brief():
+    assert acceptance.as_a_share(0.75, 3) == 3.25
+    assert acceptance.as_a_chain(0.75, 3) == pytest.approx(2.734375)
+    assert acceptance.as_a_chain(1.0, 5) == 6
+    assert "3.25" in acceptance.panel().text and "2.73" in acceptance.panel().text
+
+
+def test_statistics_divide_as_their_names_say():
+    table = acceptance.statistics({"run": EngineStats(passes=10, drafted=50, verified=40,
+                                                      accepted=36)})  # fmt: skip
+    values = {row[0]: row[2] for row in table.rows}
+    assert values["acceptance_rate"] == "90.0%" and values["accepted_per_drafted"] == "72.0%"
+    assert values["accepted_length"] == "3.60" and values["tokens_per_pass"] == "4.60"
+
+
+# ---- the accept rule ----
+
+
+@pytest.mark.parametrize(
+    "q", [(1, 1, 1, 1, 1), (0, 0, 0, 0, 1), (0, 1, 0, 0, 0), (40, 25, 20, 10, 5), (1, 6, 2, 1, 2)]
+)
+def test_what_comes_out_is_p_whatever_q(q):
+    share = np.array(q) / sum(q)
+    found = accept_rule.output(accept_rule.TARGET, share.tolist(), guard=0.0)
+    assert found.written.tolist() == pytest.approx(list(accept_rule.TARGET), abs=1e-9)
+    wanted = np.minimum(accept_rule.TARGET, share).sum()
+    assert found.accepted.sum().item() == pytest.approx(wanted, abs=1e-9)
+
+
+def test_the_guard_moves_it_by_less_than_itself():
+    found = accept_rule.output(accept_rule.TARGET, [0.1, 0.5, 0.2, 0.1, 0.1])
+    assert 1e-6 < found.off < 5e-5
+
+
+# ---- budgets on a machine ----
+
+
+def test_the_machine_plans_with_and_without_the_drafters_time():
+    flat = StepCurve([1, 100], [10.0, 10.0])
+    machine = own_budget.Machine(
+        {"flat": flat, "same": flat}, StepCurve([1, 64], [2.0, 2.0]), np.full((8, 5), 0.5)
+    )
+    assert machine.step_ms("flat", 4, False)[24] == 10
+    assert machine.step_ms("flat", 4, True)[24] == 10 + 6 * 2
+    assert machine.best("flat", 4, True).drafts.tolist() == [5] * 4  # rows cost nothing
+    panel = own_budget.panel(machine)
+    panel.controls["with_drafting"].value = False
+    assert "1.97 times the tokens per ms" in panel.text  # 1 + 1/2 + ... + 1/32
+
+
+def test_by_load_asks_the_learners_planner():
+    curve = StepCurve([1, 384], [1.0, 384.0])
+    machine = own_budget.Machine({"a": curve}, curve, np.full((64, 5), 0.5))
+    table = own_budget.by_load(machine, lambda confidences, step_ms: [1] * len(confidences))
+    assert {row[1] for row in table.rows} == {"1.00"}
+
+
+def test_prices_begin_at_one(lm):
+    (row,) = own_budget.row_prices([lm], (1, 2)).rows
+    assert row[:3] == ("tiny", "14 MB", "1.00")
+
+
+# ---- exact or not ----
+
+
+def test_the_briefs_smallest_case_is_off_by_a_twentieth():
+    panel = exact_picture.panel()
+    assert "with 0.9;" in panel.text and "total by the fresh 0.95." in panel.text
+    for name, value in {"total": 2, "p": 3, "sure": 7, "ms": 13}.items():
+        panel.controls[name].value = value
+        assert "settled before" not in panel.text.split("Not by:")[-1]
+
+
+def test_only_the_fresh_total_fails_in_the_table():
+    rows = {row[0]: row[2:] for row in exact_picture.table(steps=20_000).rows}
+    assert rows["total by the fresh"][0] == "5.00%" and float(rows["total by the fresh"][1]) > 4.75
+    for name in set(rows) - {"total by the fresh"}:
+        assert rows[name][0] == "0, exactly" and float(rows[name][1]) < 4.75
+
+
+# ---- the path ----
+
+
+@pytest.mark.parametrize("seed", [3, 5])
+def test_a_neighbour_moves_the_budgeted_path_and_not_the_fixed_one(lm, drafter, seed):
+    company = neighbour.NEIGHBOURS["an odd text"]
+    alone, beside = (neighbour.run(lm, drafter, "budgeted", who, seed) for who in ((), company))
+    assert alone.tokens != beside.tokens and alone.verified[0] != beside.verified[0]
+    alone, beside = (neighbour.run(lm, drafter, "fixed", who, seed) for who in ((), company))
+    assert alone == beside and set(alone.verified) == {5}
+
+
+def test_a_path_has_a_way_for_every_token(lm, drafter):
+    for mode in ("fixed", "budgeted"):
+        path = neighbour.run(lm, drafter, mode, neighbour.NEIGHBOURS["seven odd texts"], 3)
+        assert len(path.tokens) == len(path.ways) == neighbour.TOKENS
