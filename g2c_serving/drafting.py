@@ -75,7 +75,8 @@ class Drafter:
         token that was drawn would look at the draft itself."""
         if self.model.has_confidence:
             return logits[:, -1].float().sigmoid().nan_to_num(0.0)
-        return 2.0**WEIGHT_BITS / weights.sum(-1).clamp(min=2**WEIGHT_BITS)
+        total = weights.sum(-1)  # 0 for a fault: such a draft is never accepted
+        return (2.0**WEIGHT_BITS / total.clamp(min=1)).where(total > 0, 0.0)
 
     def _advance(
         self, tokens: torch.Tensor, positions: np.ndarray, tables: torch.Tensor, i: int

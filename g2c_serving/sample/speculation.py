@@ -160,11 +160,14 @@ def _accept(
     positions = batch.positions[request] + draft
     bits = rng.uniform_bits(batch.seeds[request], positions)
     falls = torch.from_numpy(bits).to(device) < chance * 2.0**53
-    if ledger is not None:
-        coins = chance.cpu().numpy(), token[:, 0].cpu().numpy()
-        ledger.record_coins(batch.seeds[request], positions, bits, *coins)
     standing = torch.zeros(drafts.tokens.shape, dtype=torch.bool, device=device)
-    return standing.index_put((r, i), falls)
+    standing = standing.index_put((r, i), falls)
+    if ledger is not None:  # the coins up to the first rejection: those after it decide nothing
+        counts = draft <= standing.long().cumprod(1).sum(1).cpu().numpy()[request]
+        coins = bits, chance.cpu().numpy(), token[:, 0].cpu().numpy()
+        where = batch.seeds[request][counts], positions[counts]
+        ledger.record_coins(*where, *(of_all[counts] for of_all in coins))
+    return standing
 
 
 def _remainder(
