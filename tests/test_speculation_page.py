@@ -70,21 +70,20 @@ def test_every_draft_has_its_fate(verified, accepted, wanted):
 
 
 def test_the_strip_tells_what_the_engine_wrote(lm, drafter):
-    steps = draft_strip.run(lm, drafter, "Once upon a time", 1.0, False, 3)
-    written = [t for s in steps for t in (*s.tokens[: s.accepted], s.token)]
-    config = g.EngineConfig(speculation=g.Speculation("fixed", drafter=drafter))
-    params = g.SamplingParams(max_tokens=60, seed=3, ignore_eos=True)
-    (out,) = g.Engine(lm, config).generate(["Once upon a time"], params)
-    first = list(out.token_ids).index(written[0])  # the prompt's own step has no drafts
-    assert list(out.token_ids)[first:] == written[: 60 - first]
+    story = draft_strip.run(lm, drafter, "Once upon a time", 1.0, False, 3)
+    assert len(story.token_ids) == len(lm.tokenizer.encode("Once upon a time")) + 60
+    for one in story.steps:
+        written = (*one.tokens[: one.accepted], one.token)
+        here = story.token_ids[one.position : one.position + len(written)]
+        assert here == written[: len(here)]
 
 
 def test_every_run_of_the_strip_is_long_enough_and_fits(lm, drafter):
     panel = draft_strip.panel(lm, drafter)
     for temperature in panel.controls["temperature"].ends:
         for budgeted in (False, True):
-            steps = draft_strip.run(lm, drafter, draft_strip.PROMPTS[1], temperature, budgeted, 0)
-            assert draft_strip.STEPS <= len(steps) <= draft_strip.MOST_STEPS
+            story = draft_strip.run(lm, drafter, draft_strip.PROMPTS[1], temperature, budgeted, 0)
+            assert draft_strip.STEPS <= len(story.steps) <= draft_strip.MOST_STEPS
     panel.controls["verification"].value = draft_strip.BUDGETED
     assert "a pass of 4 rows" in panel.text  # three drafts pay: four rows for the price of one
 

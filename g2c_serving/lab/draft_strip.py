@@ -9,6 +9,7 @@ from the remainder after a rejection, an ordinary one else.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -37,7 +38,15 @@ MARKS = {fate: look["label"].split()[0] for fate, look in LOOKS.items()}
 DRAFTS, TOKENS, STEPS = 5, 60, 10  # every run has so many steps: 60 tokens, at most 6 in each
 BUDGETED = "budgeted, on an invented step time"
 PROMPTS = ("This is the story of a shy dragon", "Once upon a time")  # hard and easy for the drafter
-MOST_STEPS = 34  # columns of the strip
+MOST_STEPS = 24  # columns of the strip
+
+
+@dataclass(frozen=True)
+class Story:
+    """What came of the drafts step by step, and all token ids, the prompt's before them."""
+
+    steps: tuple[Drafted, ...]
+    token_ids: tuple[int, ...]
 
 
 def fates(one: Drafted) -> list[str]:
@@ -62,21 +71,22 @@ def run(
     temperature: float,
     budgeted: bool,
     seed: int,
-) -> list[Drafted]:
-    """What came of the drafts of one story, step by step."""
+) -> Story:
+    """One story, written by the engine with speculation."""
     mode, step_time = ("budgeted", four_for_one) if budgeted else ("fixed", None)
     speculation = Speculation(mode, DRAFTS, drafter, step_time=step_time)
     engine = Engine(lm, EngineConfig(speculation=speculation))
     params = SamplingParams(temperature=temperature, max_tokens=TOKENS, seed=seed, ignore_eos=True)
-    engine.generate([prompt], params)
-    return [one for record in engine.history for one in record.drafts]
+    (output,) = engine.generate([prompt], params)
+    steps = (one for record in engine.history for one in record.drafts)
+    return Story(tuple(steps), (*lm.tokenizer.encode(prompt), *output.token_ids))
 
 
 def panel(lm: LanguageModel, drafter: LanguageModel, seed: int = 0) -> Panel:
     """One step in large, and all of the run in small."""
 
     @cache
-    def steps_of(prompt: str, temperature: float, budgeted: bool) -> list[Drafted]:
+    def story(prompt: str, temperature: float, budgeted: bool) -> Story:
         return run(lm, drafter, prompt, temperature, budgeted, seed)
 
     controls = {
@@ -88,8 +98,8 @@ def panel(lm: LanguageModel, drafter: LanguageModel, seed: int = 0) -> Panel:
 
     def update(art: dict[str, Any], step: int, **settings: Any) -> str:
         prompt, temperature = settings["prompt"], settings["temperature"]
-        steps = steps_of(prompt, temperature, settings["verification"] == BUDGETED)
-        return f"{settings['verification']}, {_update(art, lm, prompt, steps, step, temperature)}"
+        told = story(prompt, temperature, settings["verification"] == BUDGETED)
+        return f"{settings['verification']}, {_update(art, lm, told, step, temperature)}"
 
     return Panel(_draw, update, controls)
 
@@ -132,12 +142,12 @@ def _draw(figure: Figure) -> dict[str, Any]:
 def _update(
     art: dict[str, Any],
     lm: LanguageModel,
-    prompt: str,
-    steps: Sequence[Drafted],
+    story: Story,
     step: int,
     temperature: float,
 ) -> str:
-    one, text = steps[step - 1], lm.tokenizer.decode
+    steps, text = story.steps, lm.tokenizer.decode
+    one = steps[step - 1]
     found, stands = fates(one), one.accepted
     told = [_short(text([token])) for token in one.tokens]
     new = [*told[:stands], _short(text([one.token]))]
@@ -148,8 +158,8 @@ def _update(
     for i, words in enumerate(art["written"]):
         mark = MARKS[ACCEPTED if i < stands else found[-1]]
         words.set_text(f"{mark} {new[i]}" if i < len(new) else "")
-    before = [token for s in steps[: step - 1] for token in (*s.tokens[: s.accepted], s.token)]
-    art["before"].set_text(f"so far: ...{(prompt + text(before))[-88:]}")
+    before = text(list(story.token_ids[: one.position]))
+    art["before"].set_text(f"so far: {before if len(before) < 90 else '...' + before[-86:]}")
     _strip(art, steps, step)
     rows = 1 + one.verified
     written = text([*one.tokens[:stands], one.token])

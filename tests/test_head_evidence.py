@@ -1,0 +1,18 @@
+"""The drafter's head on held-out texts: evidence from a real engine, and its errors in a table."""
+
+from __future__ import annotations
+
+import torch
+
+import g2c_serving as g
+from g2c_serving.lab import head_evidence
+from g2c_serving.lab.reliability import Evidence
+
+
+def test_evidence_is_of_the_engine():
+    torch.set_num_threads(1)
+    lm, drafter = g.load("tiny"), g.load("tiny-drafter")
+    found = head_evidence.evidence(lm, drafter, requests=4)
+    assert isinstance(found, Evidence) and (found.verified == 5).all()
+    assert 0.5 < found.accepted.mean() / 5 <= 1
+    assert len(head_evidence.errors({1.0: found}).rows) == 2
