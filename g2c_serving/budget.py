@@ -26,7 +26,7 @@ from g2c_serving.forward.model import Transformer
 from g2c_serving.history import StepRecord
 from g2c_serving.request import Request
 from g2c_serving.sample.confidence_table import ConfidenceTable
-from g2c_serving.sample.verify_budget import plan, split
+from g2c_serving.sample.verify_budget import StepTime, plan, split
 from g2c_serving.schedule.step_curve import StepCurve, profile
 
 RAREST_PROBE = 32  # steps without a draft, at most, while drafting does not pay
@@ -64,6 +64,23 @@ class StepTimes:
         return self.target.up_to(max_rows) + extra
 
 
+def given_curve(step_time: StepTime | None, max_rows: int) -> np.ndarray | None:
+    """ms of a step by its rows, (max_rows + 1,), as `Speculation.step_time` says; None for None.
+
+    It is read once and for all: a step would be no place for an error. ValueError for entries that
+    are missing or no times."""
+    if step_time is None:
+        return None
+    one = np.ones((1, max_rows - 1))
+    try:
+        return np.append(np.nan, plan(one, step_time, max_rows).step_ms)  # no step has 0 rows
+    except ValueError as err:
+        raise ValueError(
+            f"Speculation.step_time does not give the ms of 1 to {max_rows} rows, the most that a "
+            f"step may have here (max_num_batched_tokens): {err}"
+        ) from err
+
+
 class VerifyBudget:
     """Chooses totals and splits them. `speculation.step_time` takes the place of what is measured
     here; then drafting is free, and the choice does not depend on the machine."""
@@ -76,7 +93,7 @@ class VerifyBudget:
         block_size: int,
         max_rows: int,
     ) -> None:
-        self.step_time = speculation.step_time
+        self.step_time = given_curve(speculation.step_time, max_rows)
         self._parts = target, drafter, block_size, max_rows
         self._times: StepTimes | None = None
         self._wait = self._waited = 0  # steps between probes, and since the last

@@ -99,6 +99,7 @@ class Request:
     drafter_lag: int = 0  # so many of those are not in the drafter's cache yet
     num_preemptions: int = 0
     num_forks: int = 0
+    num_given: int = 0  # tokens that a fork with a seed of its own began with
     state: str = WAITING
     finish_reason: str | None = None  # stop, length, abort or error
     message: str | None = None
@@ -142,6 +143,13 @@ class Request:
         return self.num_uncomputed == 1 and self.num_generated > 0
 
     @property
+    def has_drawn(self) -> bool:
+        """Whether its last token is one that it drew itself. The first one after what it was given
+        is an ordinary draw in any case; speculation begins after it, so that a fork's tokens and
+        seed replay it as a prompt."""
+        return len(self.token_ids) > max(self.num_prompt_tokens, self.num_given)
+
+    @property
     def is_exact(self) -> bool:
         """Whether its keys and values are what a run without any cache would give, see
         `schedule/prefix_tiers.py`."""
@@ -162,6 +170,7 @@ class Request:
             self.cache_salt,
             self.traffic,
         )
+        child.num_given = self.num_given if seed == self.seed else len(self.token_ids)
         child.was_admitted = True  # what it shares was not found in the cache
         return child
 

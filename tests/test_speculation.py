@@ -339,7 +339,7 @@ def test_deepinfers_guard_moves_less_than_it_is_large():
 
 
 def test_a_large_guard_is_seen_in_what_verify_gives_and_guard_effect_says_how_much():
-    """A guard of 1, so that a chi-square test can see it: not the target, but as predicted."""
+    """A guard of 8, so that a chi-square test can see it: not the target, but as predicted."""
     c, batch = chain("near"), settings(DRAWS)
     _, verdict = speculate(c, batch, guard=8.0)
     p, q = filtered(c.target[0][0]), filtered(c.drafter[0][0])

@@ -55,12 +55,13 @@ class FixedDrafts(DraftRows):
         return len(request.token_ids) + self.num_drafts <= self.longest
 
     def due(self, request: Request) -> int:
-        return self.num_drafts if request.is_decoding and self.fits(request) else 0
+        drafts = request.is_decoding and request.has_drawn and self.fits(request)
+        return self.num_drafts if drafts else 0
 
     def held_back(self, request: Request) -> int:
         """What was generated is computed again without sampling: its next token is to come of a
         draft, as it would have without the preemption."""
-        return int(request.num_generated > 0)
+        return int(request.has_drawn)
 
     def share_out(self, requests: Sequence[Request], room: int) -> list[int]:
         drafts = [self.due(request) for request in requests]
