@@ -80,7 +80,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     }
     look: dict[str, Any] = {"color": BLACK, "linestyle": "none", "marker": "_", "mew": 2.5}
     (art["line"],) = right.plot([], [], markersize=30, label="p", **look)
-    left.set(title="drafted, and wanted", ylim=(0, 1))
+    left.set(title="drafted, and wanted", ylim=(0, 1.42), yticks=(0, 0.2, 0.4, 0.6, 0.8, 1))
     right.set(title="what comes out")
     for axes in (left, right):
         axes.set(xlim=(-0.6, len(TOKENS) - 0.4))

@@ -24,6 +24,7 @@ from g2c_serving.sample.verify_budget import Plan, plan
 from g2c_serving.schedule.step_curve import StepCurve, profile
 
 LOADS = (1, 2, 4, 8, 16, 32, 64)
+FIGURE_SPACE = "\u2007"  # as wide as a digit: the axes keep their places when numbers grow
 BLOCK = 16  # tokens in a block of the scratch cache
 
 Planner = Callable[[list[list[float]], list[float]], Sequence[int]]
@@ -119,6 +120,10 @@ def _draw(figure: Figure) -> dict[str, Any]:
     (art["ends"],) = left.plot([], [], color=BLACK, marker="o", linestyle="none")
     left.set(xscale="log", xlim=(0.9, 450), title="ms of a step", xlabel="rows")
     plain_ticks(left.xaxis)
+    for axes, form, width in ((left, "{:.0f}", 3), (right, "{:.1f}", 4)):
+        axes.yaxis.set_major_formatter(
+            lambda y, _, form=form, width=width: form.format(y).rjust(width, FIGURE_SPACE)
+        )
     (art["rate"],) = right.plot([], [], **{**line(0), "marker": ""}, label="tokens per ms")
     look: dict[str, Any] = {"color": BLACK, "linestyle": "none", "fillstyle": "none", "mew": 2}
     (art["best"],) = right.plot([], [], "o", markersize=12, label="best", **look)
