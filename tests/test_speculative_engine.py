@@ -15,6 +15,7 @@ import g2c_serving as g
 from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.draft_model import DraftModel
 from g2c_serving.sample.ledger import Ledger
+from g2c_serving.schedule.cost_model import CostModel
 
 SMALL = {"vocab_size": 270, "dim": 16, "hidden": 32}
 LM, OTHER = random_lm(seed=1, **SMALL), random_lm(seed=2, **SMALL)
@@ -120,30 +121,30 @@ SHIPPED = [
 ]  # fmt: skip
 
 
-def greedy_on_the_shipped_models(count: int, max_tokens: int) -> None:
+@pytest.mark.parametrize(
+    "count, how",
+    [
+        (200, {"mode": "fixed"}),
+        (20, {"mode": "budgeted", "recalibrate": True, "step_time": lambda rows: 10.0 + rows}),
+    ],
+    ids=["fixed", "budgeted"],
+)
+def test_greedy_on_the_shipped_models(count, how):
+    """The drafter's confidence head is read here, too."""
     lm, drafter = g.load("tiny"), g.load("tiny-drafter")
     generator = random.Random(count)
     prompts = []
     for i in range(count):
         ids = lm.tokenizer.encode(SHIPPED[i % len(SHIPPED)])
         prompts.append(ids + [generator.randrange(266, lm.vocab_size) for _ in range(i // 10)])
-    params = g.SamplingParams(temperature=0, max_tokens=max_tokens)
+    params = g.SamplingParams(temperature=0, max_tokens=24)
     one, other = (
         g.Engine(lm, g.EngineConfig(batch_invariant=True, speculation=speculation))
-        for speculation in (None, g.Speculation(drafter=drafter))
+        for speculation in (None, g.Speculation(drafter=drafter, **how))
     )
     expected = [o.token_ids for o in one.generate(prompts, params)]
     assert [o.token_ids for o in other.generate(prompts, params)] == expected
-    assert other.stats.acceptance_rate > 0.3
-
-
-def test_greedy_on_the_shipped_models():
-    greedy_on_the_shipped_models(10, 24)
-
-
-@pytest.mark.slow
-def test_greedy_on_the_shipped_models_with_200_prompts():
-    greedy_on_the_shipped_models(200, 40)
+    assert other.stats.acceptance_rate > 0.2  # most prompts end in noise
 
 
 # ---- fixed: the tokens are the request's own ----
@@ -666,6 +667,32 @@ def test_a_measured_budget_serves_too():
     ids = [e.add(prompt, GREEDY) for prompt in prompts]
     final = run(e)
     assert [final[i, 0].token_ids for i in ids] == expected
+
+
+@pytest.mark.parametrize("mode", ["fixed", "budgeted"])
+def test_prompts_get_in_under_a_time_budget(mode):
+    """Drafts cost time, so what is left to a chunk may be nothing: then a token of it goes on."""
+    model = CostModel(1.0, 0.2, 0.01, 0.1, 0.001, 0.001)
+    e = engine(mode, spec={"step_time": steps}, cost_model=model, step_time_budget_ms=4.0)
+    e.add(random_ids(LM, 4, 1), seeded(1, max_tokens=50))
+    for _ in range(3):
+        checked_step(e)
+    request_id = e.add(PROMPT, SEEDED)
+    final = run(e)
+    assert len(final[request_id, 0].token_ids) == 24
+    if mode == "fixed":
+        assert final[request_id, 0].token_ids == ALONE
+
+
+@pytest.mark.parametrize("mode", ["fixed", "budgeted"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_other_precisions(mode, dtype):
+    how = {"dtype": dtype, "batch_invariant": False}
+    e = engine(mode, LM, spec={"step_time": lambda rows: 10.0 + rows}, **how)
+    found = tokens(e, params=GREEDY)
+    assert len(found) == 20 and e.stats.acceptance_rate > 0.5
+    if dtype == "float64":
+        assert found == tokens(plain(**how), params=GREEDY)
 
 
 # ---- window layers ----
