@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from g2c_serving.history import Drafted
 from g2c_serving.lab.calibration import (
@@ -100,8 +101,9 @@ def _draw(figure: Figure, label: str) -> dict[str, Any]:
     art: dict[str, Any] = {"axes": left}
     (art["bins"],) = left.plot([], [], label="the head", **line(0))
     left.set(xlabel="said", title="came true")
-    left.xaxis.set_major_formatter("{x:.2f}")
-    left.yaxis.set_major_formatter("{x:.2f}")
+    for axis in (left.xaxis, left.yaxis):
+        axis.set_major_formatter("{x:.2f}")
+        axis.set_major_locator(MaxNLocator(5, steps=(1, 2, 5, 10)))  # none that needs a third digit
     left.legend(loc="upper left", fontsize=9)
     art["drafts"] = Blocks(right, 0)
     right.set(xlim=(-0.02, 1.02), ylim=(0, 1), xlabel="said", title="share of the drafts")
