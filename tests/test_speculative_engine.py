@@ -393,6 +393,17 @@ def test_no_token_after_max_tokens(max_tokens):
     assert output.token_ids == tokens(engine(drafter=LM), params=seeded(4))[:max_tokens]
 
 
+@pytest.mark.parametrize("max_tokens", range(2, 8))
+def test_what_ends_inside_its_drafts_is_kept_as_far_as_it_goes(max_tokens, tmp_path):
+    """Six tokens come of one pass. The accepted drafts are in the cache, those after the end are
+    not the request's, and the seventh token, which follows them, is not computed."""
+    how = {"enable_prefix_caching": True, "cache_dir": tmp_path, "cache_bytes": 1 << 24}
+    e = engine(drafter=LM, **how)
+    text = PROMPT + tokens(e, params=g.SamplingParams(max_tokens=max_tokens, temperature=0))
+    computed = len(PROMPT) + min(max_tokens, 6)
+    assert e.prefix_cache.disk.match(e.prefix_cache.names(text)) == computed // 4
+
+
 @pytest.mark.parametrize("mode", ["fixed", "budgeted"])
 def test_the_context_limit_ends_a_request(mode):
     e = engine(mode, drafter=LM, spec={"step_time": lambda rows: 1.0})
