@@ -29,8 +29,9 @@ from g2c_serving.sample.confidence_table import ConfidenceTable
 from g2c_serving.sample.verify_budget import StepTime, plan, split
 from g2c_serving.schedule.step_curve import StepCurve, profile
 
-RAREST_PROBE = 32  # steps without a draft, at most, while drafting does not pay
-PROBED = 8  # requests that draft in a probe
+WORTH_IT = 1.03  # drafting must promise so much more than none: forecasts are not better than that
+RAREST_PROBE = 64  # steps without a draft, at most, while drafting does not pay
+PROBED = 4  # requests that draft in a probe
 UNSEEN = 0.75  # the confidence in a draft before any was seen
 MEMORY = 0.05  # least weight of a step in the usual confidences
 
@@ -49,14 +50,14 @@ class StepTimes:
         self.rest = {drafted: StepCurve(*guess) for drafted in (False, True)}
 
     def record(self, record: StepRecord) -> None:
-        """Learn from a step, if it is of decoding requests alone."""
-        if not record.rows or any(row.kind == "prefill" for row in record.rows):
+        """Learn from a step. A row of a prompt counts like any other."""
+        if not record.rows:
             return
         requests, drafted = len(record.rows), record.draft_ms > 0
         self.target.record(record.num_tokens, record.forward_ms - record.draft_ms)
         self.rest[drafted].record(requests, record.total_ms - record.forward_ms)
         if drafted:
-            self.drafting.record(requests, record.draft_ms)
+            self.drafting.record(len(record.drafts), record.draft_ms)
 
     def step_ms(self, requests: int, max_rows: int, drafted: bool) -> np.ndarray:
         """ms of a step by its rows, (max_rows + 1,)."""
@@ -97,6 +98,7 @@ class VerifyBudget:
         self._parts = target, drafter, block_size, max_rows
         self._times: StepTimes | None = None
         self._wait = self._waited = 0  # steps between probes, and since the last
+        self._load = 0  # requests at the last probe
         self._seen = 0
         self.usual = np.full(speculation.num_drafts, UNSEEN)  # of requests that are new
         needs_table = speculation.recalibrate or not drafter.model.has_confidence
@@ -106,24 +108,30 @@ class VerifyBudget:
 
     def total(self, requests: Sequence[Request], room: int) -> tuple[int, Sequence[Request]]:
         """How many drafts of `requests` (R) to check, at most `room`, and who is to draft."""
-        known = [r.confidences if r.confidences is not None else self.usual for r in requests]
         most = len(requests) + room
         if self.step_time is not None:
-            return plan(np.stack(known), self.step_time, most).rows - len(requests), requests
+            return plan(self._known(requests), self.step_time, most).rows - len(requests), requests
+        if self._waited < self._wait and 0.8 < len(requests) / self._load < 1.25:
+            self._waited += 1
+            return 0, []
         times = self.times
-        drafting = plan(np.stack(known), times.step_ms(len(requests), most, True), most)
+        drafting = plan(self._known(requests), times.step_ms(len(requests), most, True), most)
         without = times.step_ms(len(requests), len(requests), False)[-1]
-        if drafting.tokens_per_ms > len(requests) / without:
+        if drafting.tokens_per_ms > WORTH_IT * len(requests) / without:
             self._wait = self._waited = 0
             return drafting.rows - len(requests), requests
         return self._probe(requests, room)
 
+    def _known(self, requests: Sequence[Request]) -> np.ndarray:
+        """The confidences of each request's last drafts, (R, n)."""
+        known = [r.confidences if r.confidences is not None else self.usual for r in requests]
+        return np.stack(known)
+
     def _probe(self, requests: Sequence[Request], room: int) -> tuple[int, Sequence[Request]]:
-        """Drafting does not pay: mostly none, at times by those whom the drafter follows best."""
-        self._waited += 1
-        if self._waited <= self._wait:
-            return 0, []
+        """Drafting does not pay: a few draft, those whom the drafter follows best, to see whether
+        that still holds, then nobody for a while."""
         self._wait, self._waited = min(2 * self._wait + 1, RAREST_PROBE), 0
+        self._load = len(requests)
         few = sorted(requests, key=lambda request: request.drafter_lag)[:PROBED]
         return min(room, len(few) * len(self.usual)), few
 

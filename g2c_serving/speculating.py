@@ -61,7 +61,7 @@ class Speculator:
         self.speculation, self.drafter = speculation, drafter
         self.pages = PairedCache(cache, drafter.cache)
         self.is_fixed = speculation.mode == "fixed"
-        self.device = config.device
+        self.device, self.shares_prompts = config.device, config.enable_prefix_caching
         self.longest = min(target.config.max_seq_len, config.num_blocks * config.block_size)
         parts = config.block_size, config.max_num_batched_tokens
         self.budget = VerifyBudget(speculation, target, drafter, *parts)
@@ -75,8 +75,10 @@ class Speculator:
 
     def follows(self, s: Scheduled) -> bool:
         """Whether the drafter computes what the target does. Under a budget it is spared the rows
-        of those that do not draft: it catches up when they do."""
-        return self.is_fixed or s.num_drafts > 0 or not s.is_decode
+        of those that do not draft, and catches up when they do; but for prompts that others may
+        share."""
+        mirrored = self.shares_prompts and not s.is_decode
+        return self.is_fixed or s.num_drafts > 0 or mirrored
 
     def note(self, s: Scheduled) -> None:
         """The step is computed: how far the drafter is behind now."""
