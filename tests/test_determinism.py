@@ -11,7 +11,17 @@ from small_models import random_ids, random_lm
 
 import g2c_serving as g
 from g2c_serving.lab import determinism, knife_edge
-from g2c_serving.lab.determinism import BITS, LAST, PART, PLAIN, SAME, Cell, determinism_matrix
+from g2c_serving.lab.determinism import (
+    ALL,
+    BITS,
+    BUDGET,
+    LAST,
+    PART,
+    PLAIN,
+    SAME,
+    Cell,
+    determinism_matrix,
+)
 from g2c_serving.lab.disturbances import CROWD, DISTURBANCES, Case, Contracts
 from g2c_serving.lab.parting import Parting, Seen, compare
 from g2c_serving.sample import rng
@@ -76,6 +86,32 @@ def test_with_both_contracts_nothing_changes_anything(case, name):
         [case.prompt], case.params
     )
     assert one.tokens == alone.token_ids
+
+
+@pytest.mark.parametrize("name", DISTURBANCES)
+def test_with_all_three_contracts_nothing_changes_anything(name, tiny_case):
+    """The right value is the answer of fixed speculation alone."""
+    keeps = Contracts(keyed=True, invariant=True, path="fixed")
+    one, other = DISTURBANCES[name](tiny_case, keeps)
+    assert compare(one, other).same and "accept" in one.uses
+    fixed = g.Speculation("fixed", drafter=g.load("tiny-drafter"))
+    config = g.EngineConfig(batch_invariant=True, speculation=fixed)
+    (alone,) = g.Engine(tiny_case.lm, config).generate([tiny_case.prompt], tiny_case.params)
+    assert one.tokens == alone.token_ids
+
+
+def test_under_a_budget_the_company_changes_the_path(tiny_case):
+    """With equal bits: the budget of a crowd checks fewer of the request's drafts."""
+    keeps = Contracts(keyed=True, invariant=True, path="budgeted")
+    part = compare(*DISTURBANCES["batch size"](tiny_case, keeps))
+    assert part.path is not None and part.bit is None and part.draw is None
+
+
+def test_another_use_is_another_path():
+    one = Seen([5, 6], [ZEROS, ZEROS], [0.1, 0.2], ["sample", "accept"])
+    other = Seen([5, 7], [ZEROS, ZEROS], [0.1, 0.4], ["sample", "sample"])
+    part = compare(one, other)
+    assert (part.path, part.draw, part.reason) == (1, None, "path")
 
 
 @pytest.mark.parametrize("name", DISTURBANCES)
@@ -147,11 +183,13 @@ def test_the_matrix_on_tiny(tiny_case):
     matrix = determinism_matrix(tiny_case.lm, ("prefix hit", "fork"), say=lines.append)
     assert [line[:16].strip() for line in lines] == ["prefix hit", "fork"]
     assert all(line.endswith("\u2713") for line in lines)  # the last row
-    assert matrix.count(LAST, SAME) == 2
+    assert matrix.count(LAST, SAME) == matrix.count(ALL, SAME) == 2
     assert matrix.count(PLAIN, PART) == 0  # a flip of its own is one in a million
     for (row, column), cell in matrix.cells.items():
         if "shared" in row:
             assert cell.parting.draw is not None, (row, column)
+        elif row == BUDGET:
+            assert cell.parting.reason in ("", "path") and cell.parting.bit is None
         elif cell.state == PART:  # where this machine's bits differ at all
             assert "edge" in row and cell.parting.reason == "bit"
     panel = determinism.panel(matrix)

@@ -3,7 +3,8 @@
 Brief, section 3: fully deterministic sampling needs keyed draws, batch-invariant logits and a fixed
 sampling path together. Each cell is two real runs of one request (`disturbances.py`). In all rows
 but one, top_p has been put on the edge between two sums on purpose (`knife_edge.py`). The third
-contract needs speculation, and migration needs more than one machine: not yet run.
+contract is at stake with speculation (section 4): the last two rows speculate. Migration needs more
+than one machine: not yet run.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from g2c_serving.lab.plots import BLACK, GREEN, GREY, ORANGE, PINK, Blocks
 
 PLAIN = "keyed draws, ordinary logits"
 LAST = "keyed draws, invariant logits"
+BUDGET, ALL = "both, drafts under a budget", "both, and a fixed path"
 ROWS: dict[str, Contracts] = {  # in all of them but PLAIN, top_p stands on an edge
     "shared draws, ordinary logits": Contracts(keyed=False, invariant=False),
     "shared draws, invariant logits": Contracts(keyed=False, invariant=True),
     PLAIN: Contracts(keyed=True, invariant=False),
     f"{PLAIN}, on an edge": Contracts(keyed=True, invariant=False),
     LAST: Contracts(keyed=True, invariant=True),
+    BUDGET: Contracts(keyed=True, invariant=True, path="budgeted"),
+    ALL: Contracts(keyed=True, invariant=True, path="fixed"),
 }
-NOT_YET_ROW, NOT_YET_COLUMN = "both, and a fixed path", "migration"
+NOT_YET_COLUMN = "migration"
 SAME, BITS, PART, NOT_YET = "same", "bits", "part", "not yet run"
 LOOKS: dict[str, dict] = {
     SAME: {"facecolor": GREEN, "hatch": "", "label": "\u2713 all equal"},
@@ -127,7 +131,7 @@ def panel(matrix: Matrix) -> Panel:
 def _draw(figure: Figure, matrix: Matrix, columns: tuple[str, ...]) -> dict[str, Any]:
     axes = figure.subplots()
     axes.grid(False)
-    rows = (*ROWS, NOT_YET_ROW)
+    rows = tuple(ROWS)
     heads = (*columns, NOT_YET_COLUMN)
     places: dict[str, list[tuple[int, int]]] = {state: [] for state in LOOKS}
     for y, row in enumerate(rows):
@@ -178,6 +182,8 @@ def explain(cell: Cell) -> str:
     if part.same:
         return f"all {part.length} tokens, their logits and their numbers are equal {settings}."
     facts = []
+    if part.path is not None:
+        facts.append(f"the sampling path differs from token {part.path + 1} on")
     if part.draw is not None:
         facts.append(f"the random numbers differ from token {part.draw + 1} on")
     if part.bit is not None:

@@ -150,7 +150,7 @@ def panel(speeds: Sequence[Speed]) -> Panel:
     targets = tuple(dict.fromkeys(s.target for s in speeds))
     loads = tuple(dict.fromkeys(s.load for s in speeds))
     controls = {
-        "target": choice("Target", targets),
+        "target": choice("Target", targets, targets[-1]),
         "load": stops("Requests at a time", loads, loads[0]),
     }
     return Panel(
