@@ -35,6 +35,8 @@ def near(lm: g.LanguageModel, noise: float = 0.05, seed: int = 9) -> g.LanguageM
 
 
 NEAR = near(LM)
+_WIDE = random_lm(vocab_size=300, dim=128, hidden=256, seed=4)
+WIDE = _WIDE, near(_WIDE)
 
 
 def engine(mode="fixed", drafter=NEAR, lm=LM, num_drafts=5, spec=None, **config) -> g.Engine:
@@ -368,6 +370,40 @@ def test_a_drafter_that_lags_catches_up():
     assert e.stats.acceptance_rate == 1.0
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_drafter_computes_the_same_bits_in_company(threads):
+    """Draft weights and scores, bit for bit: else a draft could change with the others."""
+    torch.set_num_threads(threads)
+    try:
+        alone, company = drafted_bits(0), drafted_bits(6)
+    finally:
+        torch.set_num_threads(1)
+    assert len(alone) == len(company) > 3
+    for one, other in zip(alone, company, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def drafted_bits(others: int) -> list[tuple[torch.Tensor, ...]]:
+    """What the drafter proposes to one request in each step, with so many others beside it."""
+    lm, drafter = WIDE
+    e = engine(lm=lm, drafter=drafter, num_blocks=200)
+    mine = e.add(random_ids(lm, 9, 3), SEEDED)
+    for i in range(others):
+        e.add(random_ids(lm, 3 + 2 * i, i), seeded(i, max_tokens=40))
+    real, seen = e.speculator.drafter.propose, []
+
+    def watched(batch, requests, rows):
+        drafts = real(batch, requests, rows)
+        for i, request in enumerate(requests):
+            if request.request_id == mine:
+                seen.append((drafts.tokens[i], drafts.weights[i], drafts.scores[i]))
+        return drafts
+
+    e.speculator.drafter.propose = watched
+    run(e)
+    return seen
+
+
 # ---- ends ----
 
 
@@ -391,7 +427,10 @@ def test_no_token_after_a_stop_inside_accepted_drafts():
 def test_no_token_after_max_tokens(max_tokens):
     e = engine(drafter=LM)
     request_id = e.add(PROMPT, seeded(4, max_tokens=max_tokens))
+    real, computed = e.scheduler.remove, []
+    e.scheduler.remove = lambda r: (computed.append(r.num_computed_tokens), real(r))
     output = run(e)[request_id, 0]
+    assert computed[0] <= len(PROMPT) + max_tokens  # no more than it has
     assert len(output.token_ids) == max_tokens and output.finish_reason == "length"
     assert output.token_ids == tokens(engine(drafter=LM), params=seeded(4))[:max_tokens]
 
@@ -609,6 +648,41 @@ def test_a_budget_trims_as_plan_and_split_say():
         assert [d.verified for d in drafts] == expected.tolist()
         seen.add(total)
     assert len(ids) == 3 and len(seen) > 1
+
+
+def test_drafts_leave_the_next_in_the_queue_its_blocks():
+    """8 blocks: 3 run, 5 are free and 5 are what the next one needs. Where it cannot run in any
+    case, drafts may have them."""
+    e = engine("budgeted", spec={"step_time": lambda rows: 1.0}, num_blocks=8)
+    e.add(PROMPT, seeded(1))
+    checked_step(e)
+    later = e.add(random_ids(LM, 20, 5), seeded(2))
+    checked_step(e)
+    assert {row.request_id for row in e.history[-1].rows} == {0, later}
+    assert not e.history[-1].drafts
+    e.abort(later)
+    e.add(random_ids(LM, 24, 5), seeded(2))
+    checked_step(e)
+    assert len(e.history[-1].rows) == 1 and len(e.history[-1].drafts) == 1
+    run(e)
+
+
+def test_blocks_of_drafts_that_were_broken_off_come_back(monkeypatch):
+    """The step after an interrupt drafts nothing; checked_step() counts the blocks."""
+    e = engine("budgeted", LM)
+    fate = {"on": True}
+    e.scheduler.drafting.planner = lambda able, room: (5, able) if fate["on"] else (0, [])
+    request_id = e.add(PROMPT[:3], SEEDED)
+    checked_step(e)
+    with monkeypatch.context() as patch:
+        patch.setattr(e.model, "forward", raising(KeyboardInterrupt(), e.model.forward))
+        with pytest.raises(KeyboardInterrupt):
+            e.step()
+    assert len(e.block_manager.tables[request_id]) == 3
+    fate["on"] = False
+    checked_step(e)
+    assert len(e.block_manager.tables[request_id]) == 1
+    run(e)
 
 
 def test_what_comes_out_under_a_budget_follows_the_target():

@@ -39,8 +39,9 @@ class DraftRows:
         """Tokens at its end that a chunk of the request leaves to the next step."""
         return 0
 
-    def share_out(self, requests: Sequence[Request], room: int) -> list[int]:
-        """How many drafts to make for each of the requests that decode; sets `num_rows`."""
+    def share_out(self, requests: Sequence[Request], room: int, spared: int = 0) -> list[int]:
+        """How many drafts to make for each of the requests that decode; sets `num_rows`. In `room`
+        rows; blocks beyond `due` come out of the free ones, all but `spared`."""
         return [0] * len(requests)
 
 
@@ -63,7 +64,7 @@ class FixedDrafts(DraftRows):
         draft, as it would have without the preemption."""
         return int(request.has_drawn)
 
-    def share_out(self, requests: Sequence[Request], room: int) -> list[int]:
+    def share_out(self, requests: Sequence[Request], room: int, spared: int = 0) -> list[int]:
         drafts = [self.due(request) for request in requests]
         self.num_rows = sum(drafts)
         return drafts
@@ -83,19 +84,20 @@ class BudgetedDrafts(FixedDrafts):
     def due(self, request: Request) -> int:
         return 0
 
-    def share_out(self, requests: Sequence[Request], room: int) -> list[int]:
+    def share_out(self, requests: Sequence[Request], room: int, spared: int = 0) -> list[int]:
         able = [request for request in requests if self.fits(request)]
         self.num_rows, chosen = self.planner(able, room) if able and room > 0 else (0, [])
         if self.num_rows == 0:
             return [0] * len(requests)
-        fit = {request.sequence_id for request in chosen if self._has_blocks(request)}
+        fit = {request.sequence_id for request in chosen if self._has_blocks(request, spared)}
         drafts = [self.num_drafts if r.sequence_id in fit else 0 for r in requests]
         self.num_rows = min(self.num_rows, sum(drafts))
         return drafts
 
-    def _has_blocks(self, request: Request) -> bool:
-        needs = request.sequence_id, len(request.token_ids) + self.num_drafts
-        if not self.block_manager.can_allocate(*needs, request.num_computed_tokens):
+    def _has_blocks(self, request: Request, spared: int) -> bool:
+        num_tokens = len(request.token_ids) + self.num_drafts
+        needs = request.sequence_id, num_tokens, request.num_computed_tokens
+        if self.block_manager.num_missing(*needs) + spared > self.block_manager.num_free:
             return False
-        self.block_manager.allocate(*needs, request.num_computed_tokens)
+        self.block_manager.allocate(*needs)
         return True

@@ -135,11 +135,15 @@ class Scheduler:
 
     def _decode_rows(self) -> list[Scheduled]:
         """Running requests that decode; every running one has blocks of its own to write into."""
+        for request in self.running:  # drafts of a step that was broken off have blocks yet
+            num_tokens = len(request.token_ids) + self.drafting.due(request)
+            self.block_manager.trim(request.sequence_id, num_tokens)
         for request in list(self.running):
             if request.state == RUNNING:
                 self._make_room(request)
         decoding = [request for request in self.running if request.is_decoding]
-        drafts = self.drafting.share_out(decoding, self._room_for_drafts(len(decoding)))
+        room = self._room_for_drafts(len(decoding))
+        drafts = self.drafting.share_out(decoding, room, self._blocks_of_the_next())
         return [
             Scheduled(request, 1, request.num_computed_tokens, count)
             for request, count in zip(decoding, drafts, strict=True)
@@ -149,6 +153,14 @@ class Scheduler:
         """Rows that are left to drafts: half of them only where prompts wait for theirs."""
         room = self.max_num_batched_tokens - num_decoding
         return room // 2 if self.waiting or num_decoding < len(self.running) else room
+
+    def _blocks_of_the_next(self) -> int:
+        """Blocks that drafts leave to the first in the queue, where it can run in this step."""
+        if not self.waiting or len(self.running) >= self.max_running:
+            return 0
+        needed = self.block_manager.blocks_for(len(self.waiting[0].token_ids))
+        needed += self._spare(self.waiting[0])
+        return needed if needed <= self.block_manager.num_free else 0
 
     def _make_room(self, request: Request) -> None:
         """Give `request` the block for what it writes next: a new one, or a copy of one that it
@@ -232,10 +244,13 @@ class Scheduler:
         return True
 
     def _has_room(self, request: Request, needed: int) -> bool:
-        """Whether the blocks that the whole context needs are free. A preempted request also leaves
-        each running one a block to grow into, or it would soon be preempted again."""
-        spare = len(self.running) if request.num_preemptions else 0
-        return needed + spare <= self.block_manager.num_free
+        """Whether the blocks that the whole context needs are free."""
+        return needed + self._spare(request) <= self.block_manager.num_free
+
+    def _spare(self, request: Request) -> int:
+        """Blocks that a preempted request leaves for the running ones to grow into, or it would
+        soon be preempted again."""
+        return len(self.running) if request.num_preemptions else 0
 
     def _make_way(self, request: Request) -> bool:
         """The first in the queue has no room. Running requests will end and give it some; if there
