@@ -10,6 +10,7 @@ from g2c_serving.forward.inflate import inflate
 from g2c_serving.history import EngineStats, StepRecord
 from g2c_serving.process.tokenizer import Reserved, Text, Tokenizer
 from g2c_serving.request import Request, RequestOutput, SamplingParams
+from g2c_serving.sample.grammar import Grammar
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.logprobs import TokenLogprobs
 from g2c_serving.sample.verify_budget import Plan, plan, split
@@ -20,6 +21,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "EngineStats",
+    "Grammar",
     "LanguageModel",
     "Ledger",
     "Plan",

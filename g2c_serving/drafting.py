@@ -20,6 +20,7 @@ from g2c_serving.forward.draft_model import DraftModel
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.request import Request
 from g2c_serving.sample import rng
+from g2c_serving.sample.grammar import DraftMasks
 from g2c_serving.sample.sampler import WEIGHT_BITS, SamplingBatch, batch_of, draw, weigh
 from g2c_serving.sample.speculation import Drafts
 
@@ -32,12 +33,17 @@ class Drafter:
         self.vocab_size = model.config.vocab_size
 
     def propose(
-        self, batch: ForwardBatch, requests: Sequence[Request], rows: Sequence[int]
+        self,
+        batch: ForwardBatch,
+        requests: Sequence[Request],
+        rows: Sequence[int],
+        masks: DraftMasks | None = None,
     ) -> Drafts | None:
         """Compute `batch`, the known tokens of a step, and draft for S of its requests.
 
         rows (S,)   which requests of the batch they are; their last token stands in the batch
-        None without any.
+        masks       of their grammars, which go ahead with the drafts; None without any
+        None without any request.
         """
         last = torch.tensor([batch.query_start[r + 1] - 1 for r in rows], dtype=torch.int64)
         first = replace(batch, logit_rows=last.to(batch.token_ids.device))
@@ -52,17 +58,22 @@ class Drafter:
         scores = torch.empty(tokens.shape, dtype=torch.float32, device=logits.device)
         for i in range(self.num_drafts):
             ahead = settings.take(np.arange(size), i)
-            tokens[:, i], weights[:, i] = self._draw(logits[:, :vocab], ahead, i)
+            mask = None if masks is None else masks.next()
+            tokens[:, i], weights[:, i] = self._draw(logits[:, :vocab], ahead, i, mask)
+            if masks is not None:
+                masks.advance(tokens[:, i])
             scores[:, i] = self._score(logits, weights[:, i])
             logits = self._advance(tokens[:, i], ahead.positions, tables, i)
+        if masks is not None:
+            masks.next()  # of the token after the last draft
         return Drafts(tokens, weights, scores)
 
     def _draw(
-        self, logits: torch.Tensor, settings: SamplingBatch, i: int
+        self, logits: torch.Tensor, settings: SamplingBatch, i: int, mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draft i of each request, (S,), and the weights that it is drawn by, (S, V). A row with a
         fault has no weights, so that its draft is never accepted."""
-        weights, faults = weigh(logits, settings)
+        weights, faults = weigh(logits, settings, mask)
         weights.masked_fill_((faults < 0)[:, None], 0)
         lane = rng.DRAFTER_LANE
         words = rng.target_words(settings.seeds, settings.positions, lane=lane, draft=i)

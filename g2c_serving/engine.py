@@ -1,8 +1,7 @@
 """The engine, as its users see it: add, fork, abort, step, generate.
 
 `loop.py` is what a step does. Requests join and leave between steps (Brief, "The change of
-perspective"). Mirrors the engine core of DeepInfer (`csrc/engine`). Left out: grammars, overlap of
-the phases.
+perspective"). Mirrors the engine core of DeepInfer (`csrc/engine`). Left out: overlap of phases.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from g2c_serving.intake import (
 )
 from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.loop import Loop
-from g2c_serving.request import MAX_SAMPLES, Request, RequestOutput, SamplingParams
+from g2c_serving.request import COMPILING, MAX_SAMPLES, Request, RequestOutput, SamplingParams
 from g2c_serving.sample.rng import sample_seed
 
 
@@ -49,6 +48,8 @@ class Engine(Loop):
         prompt_token_ids = encode_prompt(self.lm.tokenizer, prompt)
         check_can_run(prompt_token_ids, params, self.lm, self.config)
         check_cache_options(cache_salt, traffic)
+        if params.grammar is not None:
+            self.compiler.check(params.grammar)
         ids = self._next_request_id, self._next_sequence_id
         samples = make_samples(prompt_token_ids, params, self.lm.eos_id, *ids)
         for request in samples:
@@ -57,7 +58,7 @@ class Engine(Loop):
             self._next_sequence_id += params.n
             self._next_request_id += 1
             self._requests[samples[0].request_id] = samples
-            self.scheduler.add(samples[0])
+            self._queue(samples[0])
         return samples[0].request_id
 
     def fork(self, request_id: int, seed: int | None = None) -> int:
@@ -81,8 +82,18 @@ class Engine(Loop):
             self._next_request_id += 1
             self._next_sequence_id += 1
             self._requests[child.request_id] = [child]
-            self.scheduler.fork(parent, child)
+            if parent.state == COMPILING:
+                self._queue(child)
+            else:
+                self.scheduler.fork(parent, child)
         return child.request_id
+
+    def _queue(self, request: Request) -> None:
+        """To the scheduler, or first to the waiting room."""
+        if request.params.grammar is None:
+            self.scheduler.add(request)
+        else:
+            self.waiting_room.enter(request)
 
     def abort(self, request_id: int) -> list[RequestOutput]:
         """End all samples of a request now; their outputs. KeyError for one that is not running."""

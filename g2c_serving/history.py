@@ -71,6 +71,7 @@ class StepRecord:
     drafts: list[Drafted] = field(default_factory=list)
     finished: list[int] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
+    num_compiling: int = 0
     num_waiting: int = 0
     num_running: int = 0
     num_free_blocks: int = 0

@@ -20,6 +20,7 @@ from g2c_serving.history import HISTORY_STEPS, EngineStats, StepRecord, Stopwatc
 from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.parts import make_model, make_prefix_cache, make_speculator
 from g2c_serving.request import EXPECTED, FINISHED, Request, RequestOutput
+from g2c_serving.sample.grammar_compiler import GrammarCompiler
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.logprobs import TokenLogprobs
 from g2c_serving.sample.sampler import FAULTS
@@ -27,6 +28,7 @@ from g2c_serving.sampling import Sampled, next_tokens
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.scheduler import Scheduled, Scheduler
 from g2c_serving.speculating import Round
+from g2c_serving.waiting_room import WaitingRoom
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +59,13 @@ class Loop:
         self._unreported: list[RequestOutput] = []  # of a step that an interrupt cut short
         self._next_request_id = self._next_sequence_id = 0
         self._made = time.perf_counter()
+        vocabulary = lm.tokenizer, lm.vocab_size, lm.eos_id
+        self.compiler = GrammarCompiler(*vocabulary, origin=self._made)
+        self.waiting_room = WaitingRoom(self.compiler)
 
     def _step(self) -> None:
+        if len(self.waiting_room) and not (self.scheduler.running or self.scheduler.waiting):
+            self.waiting_room.wait()  # there is nothing else to do
         watch = Stopwatch()
         record = StepRecord(start_ms=1e3 * (time.perf_counter() - self._made))
         with deferred_interrupt():
@@ -93,6 +100,7 @@ class Loop:
     def _schedule(self) -> tuple[list[Scheduled], ForwardBatch | None]:
         """The step's rows and their flat batch. Rows of like length stand side by side, as the
         attention groups want them."""
+        self._join()
         scheduled = self.scheduler.schedule()
         self._report(self.scheduler.failed)
         self.scheduler.failed = []
@@ -175,6 +183,7 @@ class Loop:
         record.finished = [o.request_id for o in self._unreported if o.finish_reason is not None]
         record.preempted = [r.request_id for r in self.scheduler.preempted]
         self.scheduler.preempted = []
+        record.num_compiling = len(self.waiting_room)
         record.num_waiting = len(self.scheduler.waiting)
         record.num_running = len(self.scheduler.running)
         record.num_free_blocks = self.block_manager.num_free
@@ -183,6 +192,14 @@ class Loop:
         self.history.append(record)
 
     # what they share
+
+    def _join(self) -> None:
+        """Let those in whose grammar is compiled."""
+        for request in self.waiting_room.ready():
+            if request.state == FINISHED:
+                self._report(request.family)
+            else:
+                self.scheduler.add(request)
 
     def _report(self, moved: list[Request]) -> None:
         """Note the outputs of requests that went on or ended, and drop those that ended."""
@@ -198,9 +215,11 @@ class Loop:
             if token < 0:
                 return request.finish("error", FAULTS[token])
             request.token_ids.append(token)
+            if request.grammar is not None:
+                request.grammar.advance(token)
             if logprobs is not None:
                 request.logprobs.append(logprobs)
-            if token in request.stop_ids:
+            if token in request.stop_ids or (request.grammar and request.grammar.is_over):
                 return request.finish("stop")
             if request.num_generated >= request.params.max_tokens:
                 return request.finish("length")
@@ -231,6 +250,7 @@ class Loop:
         else:
             self._keep(request)
         self.scheduler.remove(request)
+        self.waiting_room.leave(request)
         samples = self._requests[request.request_id]
         samples.remove(request)
         if not samples:

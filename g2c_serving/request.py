@@ -2,7 +2,7 @@
 
 `SamplingParams` says how to sample and when to stop, `Request` is one sequence on its way through
 the engine, `RequestOutput` is what a step reports of it. The names are vLLM's.
-Left out: stop strings, grammars.
+Left out: penalties.
 """
 
 from __future__ import annotations
@@ -15,10 +15,17 @@ import numpy as np
 
 from g2c_serving.checks import as_int, as_number
 from g2c_serving.process.tokenizer import Tokenizer
+from g2c_serving.sample.grammar import Grammar, GrammarState
 from g2c_serving.sample.logprobs import TokenLogprobs
+
+try:
+    from g2c_serving.process.streaming import as_stop
+except ImportError:
+    as_stop = tuple
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 EXPECTED = "expected"  # a further sample of a prompt that is not computed yet
+COMPILING = "compiling"  # its grammar is not compiled yet
 MAX_SAMPLES = 16_384  # of one prompt
 
 
@@ -32,10 +39,12 @@ class SamplingParams:
     top_p           keep the most likely tokens up to this sum, in (0, 1]; 1 is off
     seed            unsigned 64-bit; None draws a fresh one, which the output reports
     n               samples of the prompt, each with a seed of its own, at most 16,384
+    stop            strings that end the answer; none of it is shown
     stop_token_ids  ids that end the text, beside the model's end of text
     ignore_eos      go on after the model's end of text
     logprobs        None is off; k reports of each generated token its own log-probability and the
                     k best, from the model's raw logits, before temperature and masks
+    grammar         a `Grammar` that what is generated keeps to
     """
 
     max_tokens: int = 64
@@ -44,9 +53,11 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int | None = None
     n: int = 1
+    stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -55,6 +66,7 @@ class SamplingParams:
             "top_k": as_int("top_k", self.top_k, 0),
             "top_p": as_number("top_p", self.top_p),
             "n": as_int("n", self.n, 1, MAX_SAMPLES),
+            "stop": as_stop(self.stop),
             "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids),
         }
         if self.seed is not None:
@@ -67,6 +79,11 @@ class SamplingParams:
             raise ValueError(f"top_p={self.top_p} must be in (0, 1]; 1 turns it off")
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos={self.ignore_eos!r} must be True or False")
+        if not isinstance(self.grammar, Grammar | None):
+            raise ValueError(
+                f"grammar={self.grammar!r} must be a Grammar: Grammar.json_schema(...), "
+                ".regex(...) or .ebnf(...)"
+            )
         for name, value in checked.items():
             object.__setattr__(self, name, value)  # it is frozen for everybody else
 
@@ -109,6 +126,7 @@ class Request:
     )  # that fork off once the prompt is computed
     cache_salt: str = ""  # requests share cached blocks only with those of an equal salt
     traffic: str = "chat"  # or agent: decides how long the disk keeps its blocks
+    grammar: GrammarState | None = None  # once it is compiled, if one was asked for
     block_hashes: list[bytes] = field(default_factory=list)  # of its first full blocks
     num_cached_tokens: int = 0  # of the prompt, found in the cache at the first admission
     was_admitted: bool = False
@@ -172,6 +190,7 @@ class Request:
         )
         child.num_given = self.num_given if seed == self.seed else len(self.token_ids)
         child.was_admitted = True  # what it shares was not found in the cache
+        child.grammar = self.grammar and self.grammar.fork()
         return child
 
     @property

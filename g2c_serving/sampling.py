@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from g2c_serving.request import Request
+from g2c_serving.sample.grammar import as_mask, bitmask
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.logprobs import TokenLogprobs, token_logprobs
 from g2c_serving.sample.sampler import batch_of, sample
@@ -58,7 +59,9 @@ def next_tokens(
 
 def _draw(requests: list[Request], logits: torch.Tensor, ledger: Ledger | None) -> Sampled:
     """One token for each of `requests` (R,) from its row of logits (R, V)."""
-    tokens = sample(logits, batch_of(requests, logits.shape[1]), ledger=ledger)
+    size = logits.shape[1]
+    mask = as_mask(bitmask([request.grammar for request in requests], size), size)
+    tokens = sample(logits, batch_of(requests, size), mask, ledger=ledger)
     asked = [request.params.logprobs for request in requests]
     pairs = zip(tokens.tolist(), token_logprobs(logits, tokens, asked), strict=True)
     return {request.sequence_id: [pair] for request, pair in zip(requests, pairs, strict=True)}

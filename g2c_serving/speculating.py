@@ -25,9 +25,10 @@ from g2c_serving.forward.model import Transformer
 from g2c_serving.forward.paired_cache import PairedCache
 from g2c_serving.history import Drafted
 from g2c_serving.request import Request
+from g2c_serving.sample.grammar import DraftMasks
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.sampler import batch_of
-from g2c_serving.sample.speculation import Drafts, Verdict, verify
+from g2c_serving.sample.speculation import Drafts, Rows, Verdict, verify
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.draft_rows import BudgetedDrafts, DraftRows, FixedDrafts
 from g2c_serving.schedule.scheduler import Scheduled
@@ -42,6 +43,7 @@ class Round:
     drafts: Drafts
     scores: np.ndarray
     confidences: np.ndarray  # (S, n)
+    masks: DraftMasks | None  # of those under a grammar
 
     def rows_of(self, requests: Sequence[Request]) -> list[int]:
         return [self.row_of[request.sequence_id] for request in requests]
@@ -95,7 +97,9 @@ class Speculator:
         rows = [i for i in followed if scheduled[i].num_drafts]
         requests = [scheduled[i].request for i in rows]
         batch = self._known([scheduled[i] for i in followed], [tables[i] for i in followed])
-        drafts = self.drafter.propose(batch, requests, [followed.index(i) for i in rows])
+        states = [request.grammar for request in requests]
+        masks = DraftMasks(states, self.drafter.vocab_size) if any(states) else None
+        drafts = self.drafter.propose(batch, requests, [followed.index(i) for i in rows], masks)
         if drafts is None:
             return scheduled, None
         scores = drafts.scores.double().cpu().numpy()
@@ -107,7 +111,7 @@ class Speculator:
         for i, count in zip(rows, verified, strict=True):
             scheduled[i] = replace(scheduled[i], num_verified=count)
         row_of = {request.sequence_id: row for row, request in enumerate(requests)}
-        return scheduled, Round(row_of, drafts, scores, confidences)
+        return scheduled, Round(row_of, drafts, scores, confidences, masks)
 
     def _known(
         self, scheduled: Sequence[Scheduled], tables: Sequence[Sequence[int]]
@@ -145,10 +149,13 @@ class Speculator:
     ) -> Verdict:
         """The verdict on S scheduled requests with drafts, from their rows of logits (K, V)."""
         requests = [s.request for s in scheduled]
-        mine = one.drafts.take(one.rows_of(requests))
+        which, mask = one.rows_of(requests), None
         verified = np.array([s.num_verified for s in scheduled])
-        batch = batch_of(requests, logits.shape[1])
-        return verify(logits, batch, mine, verified, self.speculation.guard, ledger=ledger)
+        if one.masks is not None:
+            rows = Rows.of(verified)
+            mask = one.masks.rows(np.array(which)[rows.request], rows.draft)
+        batch, drafts = batch_of(requests, logits.shape[1]), one.drafts.take(which)
+        return verify(logits, batch, drafts, verified, self.speculation.guard, mask, ledger)
 
     def settle(
         self, one: Round, scheduled: Sequence[Scheduled], sampled: Mapping[int, list]

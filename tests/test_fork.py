@@ -317,9 +317,9 @@ def test_the_first_tokens_of_many_samples_are_drawn_a_thousand_at_a_time(monkeyp
     sizes = []
     draw = g.sampling.sample
 
-    def watched(logits, batch, **options):
+    def watched(logits, batch, *options, **more):
         sizes.append(len(logits))
-        return draw(logits, batch, **options)
+        return draw(logits, batch, *options, **more)
 
     monkeypatch.setattr(g.sampling, "sample", watched)
     e = engine(max_num_seqs=8)

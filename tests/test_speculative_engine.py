@@ -392,8 +392,8 @@ def drafted_bits(others: int) -> list[tuple[torch.Tensor, ...]]:
         e.add(random_ids(lm, 3 + 2 * i, i), seeded(i, max_tokens=40))
     real, seen = e.speculator.drafter.propose, []
 
-    def watched(batch, requests, rows):
-        drafts = real(batch, requests, rows)
+    def watched(batch, requests, *how):
+        drafts = real(batch, requests, *how)
         for i, request in enumerate(requests):
             if request.request_id == mine:
                 seen.append((drafts.tokens[i], drafts.weights[i], drafts.scores[i]))

@@ -82,8 +82,9 @@ class Scheduler:
         self._parked: dict[int, Request] = {}  # waiting with blocks, by sequence id
 
     def add(self, request: Request) -> None:
-        request.state = WAITING
-        self.waiting.append(request)
+        """Queue a request. One that comes late, since its grammar had to be compiled, stands where
+        its arrival puts it."""
+        self._wait(request)
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let `child` go on from where `parent` is, on the same blocks. It runs if there is a seat
@@ -263,6 +264,8 @@ class Scheduler:
 
     def _wait(self, request: Request) -> None:
         request.state = WAITING
+        if not self.waiting or self.waiting[-1].sequence_id < request.sequence_id:
+            return self.waiting.append(request)
         self.waiting.insert(bisect(self.waiting, request.sequence_id, key=ARRIVAL), request)
 
     def _limits(self, step: list[Scheduled]) -> _Limits:

@@ -1,0 +1,200 @@
+"""A grammar holds what is generated to a form: a JSON schema, a regular expression, or EBNF.
+
+XGrammar, the library that DeepInfer uses too, turns the grammar into an automaton over the bytes of
+the vocabulary. After each token it says which tokens may follow: a bit for each, packed 32 to a
+number. The one sampler path takes them as its mask. The automaton knows no reserved id: here they
+have no bytes, so none is ever allowed but the grammar's own end, once the text is complete.
+
+    trigger_token_ids   free text until exactly these ids were generated, one after the other; the
+                        grammar holds from the next token on. What stands in the prompt triggers
+                        nothing, and neither do other ids that spell the same
+    end_token_id        a reserved id. It ends the grammar: free text again, until the trigger comes
+                        again. Without a trigger the grammar is the whole output, which ends there
+
+`sample/grammar_compiler.py` compiles, off the engine's thread. Brief, section 5; DeepInfer applies
+the mask in `fused_sample.py`. Left out: structural tags, and jumping forward over forced text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from g2c_serving.checks import as_int
+
+try:
+    from g2c_serving.sample.schema_check import check_ebnf, check_regex, check_schema
+except ImportError:
+    check_schema = check_regex = check_ebnf = lambda text: None
+
+MAX_TRIGGER = 64  # token ids
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What to hold a text to, and from where on. Made by one of its three class methods; ValueError
+    for a source that is none, is too large, or says what could not be kept.
+
+    end_token_id    None: the chat's `<|end|>` if there is a trigger, else the model's end of text
+    """
+
+    kind: str  # json_schema, regex or ebnf
+    source: str
+    trigger_token_ids: tuple[int, ...] = ()
+    end_token_id: int | None = None
+
+    @classmethod
+    def json_schema(
+        cls, schema: dict[str, Any] | str, trigger_token_ids: Sequence[int] = (),
+        end_token_id: int | None = None,
+    ) -> Grammar:  # fmt: skip
+        """JSON that a schema admits, spaced as `json.dumps` writes it, properties in their order
+        and none but those."""
+        text = schema if isinstance(schema, str) else _dumped(schema)
+        check_schema(text)
+        return cls._of("json_schema", text, trigger_token_ids, end_token_id)
+
+    @classmethod
+    def regex(
+        cls, pattern: str, trigger_token_ids: Sequence[int] = (), end_token_id: int | None = None
+    ) -> Grammar:
+        """Text that the whole of `pattern` matches."""
+        check_regex(pattern)
+        return cls._of("regex", pattern, trigger_token_ids, end_token_id)
+
+    @classmethod
+    def ebnf(
+        cls, rules: str, trigger_token_ids: Sequence[int] = (), end_token_id: int | None = None
+    ) -> Grammar:
+        """Text that the rule `root` derives, in XGrammar's EBNF."""
+        check_ebnf(rules)
+        return cls._of("ebnf", rules, trigger_token_ids, end_token_id)
+
+    @classmethod
+    def _of(cls, kind: str, source: str, trigger: Sequence[int], end: int | None) -> Grammar:
+        if isinstance(trigger, str | bytes) or not hasattr(trigger, "__iter__"):
+            raise ValueError(f"trigger_token_ids={trigger!r} must be a sequence of token ids")
+        ids = tuple(as_int("trigger_token_ids", i, 0) for i in trigger)
+        if len(ids) > MAX_TRIGGER:
+            raise ValueError(f"trigger_token_ids has {len(ids)} ids; at most {MAX_TRIGGER} serve")
+        return cls(kind, source, ids, end if end is None else as_int("end_token_id", end, 0))
+
+
+def _dumped(schema: dict[str, Any]) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError) as err:
+        raise ValueError(f"schema is no JSON: {err}; pass a dict, or its text") from err
+
+
+class GrammarState:
+    """How far one request is in its grammar: free, or inside with XGrammar's matcher at the end of
+    what was generated. `fork` and `advance` cost a few microseconds."""
+
+    def __init__(self, compiled: Any, trigger: tuple[int, ...], end: int) -> None:
+        self._compiled, self._trigger, self._end = compiled, trigger, end
+        self._tail: tuple[int, ...] = ()  # the last generated ids, as many as the trigger has
+        self._matcher: Any = None if trigger else self._new_matcher()
+        self.is_broken = False  # it was given a token that the grammar does not admit
+
+    def _new_matcher(self) -> Any:
+        import xgrammar
+
+        return xgrammar.GrammarMatcher(self._compiled, override_stop_tokens=[self._end])
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the next token is masked."""
+        return self._matcher is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the grammar is the whole output, and that is complete."""
+        return not self._trigger and self._matcher is None
+
+    def advance(self, token_id: int) -> None:
+        """A token was generated."""
+        if self._matcher is None:
+            self._tail = (*self._tail, token_id)[-len(self._trigger) :] if self._trigger else ()
+            if self._trigger and self._tail == self._trigger:
+                self._matcher = self._new_matcher()
+        elif self.is_broken or not self._matcher.accept_token(token_id):
+            self.is_broken = True
+        elif self._matcher.is_terminated():
+            self._matcher, self._tail = None, ()
+
+    def fork(self) -> GrammarState:
+        """A state of its own that goes on from here."""
+        other = GrammarState.__new__(GrammarState)
+        other.__dict__.update(self.__dict__)
+        other._matcher = None if self._matcher is None else self._matcher.fork()
+        return other
+
+    def fill(self, bits: np.ndarray, row: int) -> None:
+        """Write the tokens that may follow into `bits` (M, words) int32, at `row`."""
+        if self.is_broken:
+            bits[row] = 0
+        elif self._matcher is not None:
+            self._matcher.fill_next_token_bitmask(bits, row)
+
+
+States = Sequence[GrammarState | None]
+
+
+def bitmask(states: States, vocab_size: int) -> np.ndarray | None:
+    """The tokens that may follow each of M states, (M, words) int32, 32 tokens to a number, the
+    lowest bit first. None where nobody is inside a grammar."""
+    inside = [row for row, state in enumerate(states) if state is not None and state.is_inside]
+    if not inside:
+        return None
+    bits = np.full((len(states), -(-vocab_size // 32)), -1, dtype=np.int32)
+    for row in inside:
+        states[row].fill(bits, row)  # type: ignore[union-attr]
+    return bits
+
+
+def as_mask(bits: np.ndarray | None, vocab_size: int) -> torch.Tensor | None:
+    """A bitmask as the sampler takes it: (M, V) bool."""
+    if bits is None:
+        return None
+    flat = np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), axis=1, bitorder="little")
+    return torch.from_numpy(flat[:, :vocab_size].view(np.bool_))
+
+
+class DraftMasks:
+    """The masks of S requests' drafts, each by the state that it extends: by what was generated and
+    the drafts before it. The requests' own states stay where they are: forks go ahead, and what
+    the target rejects is forgotten with them.
+
+    A draft must be known on the host before the next mask can be worked out.
+    """
+
+    def __init__(self, states: States, vocab_size: int) -> None:
+        self._ahead = [state and state.fork() for state in states]
+        self._vocab_size = vocab_size
+        self._bits: list[np.ndarray | None] = []  # of the first draft, the second, and so on
+
+    def next(self) -> torch.Tensor | None:
+        """The mask of the next draft (S, V)."""
+        self._bits.append(bitmask(self._ahead, self._vocab_size))
+        return as_mask(self._bits[-1], self._vocab_size)
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        """The drafts (S,) were drawn."""
+        for state, token in zip(self._ahead, tokens.tolist(), strict=True):
+            if state is not None:
+                state.advance(token)
+
+    def rows(self, requests: np.ndarray, drafts: np.ndarray) -> torch.Tensor | None:
+        """The masks (K, V) of some places: `requests` (K,) out of S, `drafts` (K,) from 0 to n."""
+        if all(bits is None for bits in self._bits):
+            return None
+        shape = len(self._ahead), -(-self._vocab_size // 32)
+        free = np.full(shape, -1, dtype=np.int32)
+        stacked = np.stack([free if bits is None else bits for bits in self._bits])
+        return as_mask(stacked[drafts, requests], self._vocab_size)

@@ -1,0 +1,154 @@
+"""Compiling grammars where no step waits for it: in one thread beside the engine.
+
+A compilation takes from less than a millisecond to seconds. XGrammar lets go of the interpreter
+lock meanwhile, and on Linux the thread steps back behind all others, so that the engine goes on at
+its pace. DeepInfer has machines for it (Brief, section 5: reported). What is compiled is kept, and
+asked for twice at the same time it is compiled once. A request waits outside the engine until it is
+done, see `waiting_room.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from g2c_serving.process.tokenizer import Tokenizer
+from g2c_serving.sample.grammar import Grammar, GrammarState
+
+KEPT = 128  # compiled grammars that are kept, those used last
+NICENESS = 10
+END = "<|end|>"
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One grammar's way through the compiler, in ms since `GrammarCompiler.origin`."""
+
+    grammar: Grammar
+    asked_ms: float
+    began_ms: float
+    done_ms: float
+
+
+class GrammarCompiler:
+    """Grammars over one vocabulary.
+
+    eos_id  the id that ends a text, where the grammar names no end and has no trigger
+    origin  `time.perf_counter()` at zero of `log`; `log` has the newest compilations
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_id: int | None, origin: float = 0.0
+    ) -> None:
+        self.tokenizer, self.vocab_size, self.eos_id = tokenizer, vocab_size, eos_id
+        self.origin = origin
+        self.log: list[Compilation] = []
+        self._thread: ThreadPoolExecutor | None = None
+        self._library: Any = None  # XGrammar's compiler, made in the thread
+        self._compiled: OrderedDict[tuple[str, str], Future] = OrderedDict()
+
+    def submit(self, grammar: Grammar) -> Future:
+        """The compiled grammar, some time; its result goes to `state_of`. ValueError in the future
+        for a grammar that XGrammar cannot read, and one that admits nothing."""
+        key = grammar.kind, grammar.source
+        found = self._compiled.get(key)
+        if found is None or (found.done() and (found.cancelled() or found.exception())):
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "grammars", step_back)
+            found = self._thread.submit(self._compile, grammar, self._now())
+            self._compiled[key] = found
+        self._compiled.move_to_end(key)
+        while len(self._compiled) > KEPT:
+            self._compiled.popitem(last=False)
+        return found
+
+    def state_of(self, grammar: Grammar, compiled: Any) -> GrammarState:
+        """The state of a request that has not generated anything yet."""
+        return GrammarState(compiled, grammar.trigger_token_ids, self.end_of(grammar))
+
+    def end_of(self, grammar: Grammar) -> int:
+        """The id that ends the grammar. ValueError if there is none, or it is not reserved."""
+        reserved = self.tokenizer.reserved
+        end = grammar.end_token_id
+        if end is None:
+            end = reserved.get(END, self.eos_id) if grammar.trigger_token_ids else self.eos_id
+        if end is None or end not in (*reserved.values(), self.eos_id):
+            raise ValueError(
+                f"grammar: end_token_id={end} is not a reserved id of this vocabulary; pass one of "
+                f"{reserved}"
+            )
+        return end
+
+    def check(self, grammar: Grammar) -> None:
+        """ValueError for ids that this vocabulary lacks."""
+        self.end_of(grammar)
+        for token_id in grammar.trigger_token_ids:
+            if token_id >= self.vocab_size:
+                raise ValueError(
+                    f"grammar: trigger_token_ids has {token_id}, which is outside the vocabulary, "
+                    f"0 to {self.vocab_size - 1}"
+                )
+
+    def _now(self) -> float:
+        return 1e3 * (time.perf_counter() - self.origin)
+
+    def _compile(self, grammar: Grammar, asked_ms: float) -> Any:
+        began_ms = self._now()
+        if self._library is None:
+            self._library = library(self.tokenizer, self.vocab_size)
+        try:
+            compiled = _compiled(self._library, grammar)
+        except RuntimeError as err:
+            raise ValueError(f"{grammar.kind} cannot be compiled: {_reason(err)}") from err
+        bits = np.zeros((1, -(-self.vocab_size // 32)), dtype=np.int32)
+        GrammarState(compiled, (), self.end_of(grammar)).fill(bits, 0)
+        if not bits.any():
+            raise ValueError(
+                f"{grammar.kind} admits nothing: no token can begin it; look for a rule without a "
+                "way out, or bounds that exclude each other"
+            )
+        self.log.append(Compilation(grammar, asked_ms, began_ms, self._now()))
+        del self.log[:-KEPT]
+        return compiled
+
+
+def library(tokenizer: Tokenizer, vocab_size: int) -> Any:
+    """XGrammar's compiler over the ids below `vocab_size`. Those without bytes, the reserved ones,
+    it takes for special and never allows. One thread: more would take the engine's."""
+    import xgrammar
+
+    reserved = set(tokenizer.reserved.values())
+    known = range(min(vocab_size, tokenizer.vocab_size))
+    vocabulary = [b"" if i in reserved else tokenizer.token_bytes(i) for i in known]
+    info = xgrammar.TokenizerInfo(
+        vocabulary, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=[]
+    )
+    return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+
+def _compiled(library: Any, grammar: Grammar) -> Any:
+    if grammar.kind == "json_schema":
+        how: dict[str, Any] = {"any_whitespace": False, "separators": (", ", ": ")}
+        return library.compile_json_schema(grammar.source, **how)
+    if grammar.kind == "regex":
+        return library.compile_regex(grammar.source)
+    return library.compile_grammar(grammar.source)
+
+
+def _reason(err: Exception) -> str:
+    """What XGrammar says, without the place in its own source."""
+    return str(err).strip().split(": ", 1)[-1]
+
+
+def step_back() -> None:
+    """Let other threads go first, where a thread has a priority of its own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,0 +1,52 @@
+"""Where a request waits for its grammar: outside the scheduler, so that no step waits with it.
+
+It holds no seat, no block and no rows of a step. When its grammar is compiled it goes to the queue,
+to the place of its arrival; if that fails, it ends with an error and nobody else notices. Brief,
+section 5: a request picks up the compiled result before it enters the engine.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+
+from g2c_serving.request import COMPILING, Request
+from g2c_serving.sample.grammar_compiler import GrammarCompiler
+
+
+class WaitingRoom:
+    """Requests, each the first sample of its prompt, and what they wait for."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self.compiler = compiler
+        self._waiting: dict[int, tuple[Request, Future]] = {}  # by sequence id
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def enter(self, request: Request) -> None:
+        request.state = COMPILING
+        assert request.params.grammar is not None
+        future = self.compiler.submit(request.params.grammar)
+        self._waiting[request.sequence_id] = request, future
+
+    def leave(self, request: Request) -> None:
+        """The request has ended; none for one that is not here. What was asked for is compiled all
+        the same: others may have asked for it too."""
+        self._waiting.pop(request.sequence_id, None)
+
+    def wait(self) -> None:
+        """Until one can go on."""
+        wait([future for _, future in self._waiting.values()], return_when=FIRST_COMPLETED)
+
+    def ready(self) -> list[Request]:
+        """Those that can go on, or that ended because their grammar cannot be compiled."""
+        done = [request for request, future in self._waiting.values() if future.done()]
+        for request in done:
+            _, future = self._waiting.pop(request.sequence_id)
+            error = future.exception()
+            for one in request.family:
+                if error is not None:
+                    one.finish("error", f"grammar: {error}")
+                elif one.params.grammar is not None:
+                    one.grammar = self.compiler.state_of(one.params.grammar, future.result())
+        return done
