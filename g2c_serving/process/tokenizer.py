@@ -1,13 +1,16 @@
-"""The byte-level BPE tokenizer, and prompts as typed parts.
+"""The byte-level BPE tokenizer: text to ids, and prompts of typed parts to ids.
 
 Ids 0 to 255 are the bytes, then come the reserved tokens, then the merges in the order in which
 they were learned. Text becomes ids by applying the merge with the lowest rank first, leftmost
 first, over its UTF-8 bytes; there is no split by a pattern before it. The file format is that of
 the parent course (`g2c.bpe`), so a tokenizer that you trained there loads here.
 
-A reserved id has one source: a `Reserved` part that your program wrote. The Hugging Face model
-underneath does not know the reserved tokens at all, so no text can make one, whatever a user
-types. In the parent course the string `<|user|>` in any text becomes the reserved id.
+A reserved id has one source: a `Reserved` part that your program wrote (prompt.py). The Hugging
+Face model underneath does not know the reserved tokens at all, so no text can make one, whatever a
+user types. In the parent course the string `<|user|>` in any text becomes the reserved id.
+
+No merge crosses a reserved id, so the texts between them are encoded each for itself, in parallel,
+with the same ids as one after the other (Brief, section 5).
 
 Left out: normalization, pattern splits, added tokens, streaming decode.
 """
@@ -16,12 +19,16 @@ from __future__ import annotations
 
 import codecs
 import heapq
-import json
+import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
+
+from g2c_serving.process import bpe_file
+from g2c_serving.process.prompt import Encoded, Part, Prompt, Reserved, Span, Text
+
+__all__ = ["COURSE_SPECIAL_TOKENS", "RESERVED_TOKENS", "Part", "Reserved", "Text", "Tokenizer"]
 
 COURSE_SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -38,28 +45,11 @@ RESERVED_TOKENS = (*COURSE_SPECIAL_TOKENS, "<think>", "</think>")
 Merge = tuple[int, int, int]  # (left id, right id, new id)
 
 
-@dataclass(frozen=True)
-class Reserved:
-    """A part of a prompt that is one reserved token, by its name, for example `<|user|>`."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Text:
-    """A part of a prompt that is ordinary text, whatever it spells. A plain str means the same."""
-
-    text: str
-
-
-Part = Reserved | Text | str
-
-
 class Tokenizer:
     """Byte-level BPE over `merges`, with `special_tokens` as reserved ids from 256 on.
 
     `vocab_size` is 256 + reserved tokens + merges; `reserved` maps a name to its id. Brief,
-    section 4 (special tokens by provenance). Raises ValueError when the merges do not fit.
+    section 5 (special tokens by provenance). Raises ValueError when the merges do not fit.
     """
 
     def __init__(
@@ -82,31 +72,31 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of ordinary text; never a reserved id. ValueError for lone surrogates."""
-        try:
-            data = text.encode("utf-8")
-        except UnicodeEncodeError as err:
-            raise ValueError(
-                f"text has a lone surrogate at character {err.start}, which UTF-8 cannot hold; "
-                'repair it first, for example text.encode("utf-8", "replace").decode()'
-            ) from None
+        data = _utf8(text)
         if self._fast is None:
             return merge_bytes(data, self._ranks)
         return self._fast.encode(data.decode("latin-1"), add_special_tokens=False).ids
 
-    def encode_parts(self, parts: Iterable[Part]) -> list[int]:
+    def encode_parts(self, parts: Prompt | Iterable[Part]) -> list[int]:
         """The ids of a prompt in parts. Each text part is encoded for itself, so no merge crosses
-        the border between two parts. ValueError for a reserved name that this vocabulary lacks."""
-        if isinstance(parts, str):
-            raise TypeError("parts is one str: use encode(text), or pass a list [text]")
-        ids: list[int] = []
-        for part in parts:
-            if isinstance(part, Reserved):
-                ids.append(self.reserved_id(part.name))
-            elif isinstance(part, Text | str):
-                ids += self.encode(part if isinstance(part, str) else part.text)
-            else:
-                raise TypeError(f"part {part!r} is neither Reserved, Text nor str")
-        return ids
+        the border between two parts.
+
+        ValueError names the part whose reserved name this vocabulary lacks, or whose text has a
+        lone surrogate; TypeError the one that is no part.
+        """
+        return list(itertools.chain.from_iterable(self._encode_each(_as_prompt(parts))))
+
+    def encode_with_origin(self, parts: Prompt | Iterable[Part]) -> Encoded:
+        """The same ids, and for each part the span of those that came from it."""
+        prompt = _as_prompt(parts)
+        token_ids: list[int] = []
+        spans = []
+        for index, ids in enumerate(self._encode_each(prompt)):
+            start = len(token_ids)
+            token_ids += ids
+            is_reserved = isinstance(prompt[index], Reserved)
+            spans.append(Span(start, len(token_ids), index, is_reserved))
+        return Encoded(token_ids, spans)
 
     def reserved_id(self, name: str) -> int:
         if name not in self.reserved:
@@ -139,22 +129,40 @@ class Tokenizer:
         FileNotFoundError or ValueError name the file and the remedy.
         """
         path = Path(path)
-        special_tokens, merges = _read(path)
+        special_tokens, merges = bpe_file.read(path)
         if vocab_size is not None:
-            merges = _cut(merges, vocab_size, 256 + len(special_tokens), path)
+            merges = bpe_file.cut(merges, vocab_size, 256 + len(special_tokens), path)
         try:
             return cls(merges, special_tokens)
         except (TypeError, ValueError) as err:
-            raise ValueError(f"{path} is damaged: {err}. {_REMEDY}") from err
+            raise ValueError(f"{path} is damaged: {err}. {bpe_file.REMEDY}") from err
 
     def save(self, path: str | Path) -> None:
         """Write the file that `load` reads; folders are made where they lack."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        merges = ",\n".join(json.dumps(list(m)) for m in self.merges)
-        names = json.dumps(list(self.reserved))
-        head = f'{{"format": "g2c.bpe", "version": 2,\n"special_tokens": {names},\n'
-        path.write_text(f'{head}"merges": [\n{merges}\n]}}\n', encoding="utf-8", newline="\n")
+        bpe_file.write(Path(path), list(self.reserved), self.merges)
+
+    def _encode_each(self, prompt: Prompt) -> list[list[int]]:
+        """The ids of each part. The texts go to all cores at once, the interpreter lock released
+        (TOKENIZERS_PARALLELISM=false: to one)."""
+        texts, found = [], []
+        for index, part in enumerate(prompt):
+            try:
+                if isinstance(part, Reserved):
+                    found.append([self.reserved_id(part.name)])
+                else:
+                    found.append([])
+                    texts.append((index, _utf8(part.text)))
+            except ValueError as err:
+                raise ValueError(f"part {index}: {err}") from None
+        for (index, _), ids in zip(texts, self._encode_all([t for _, t in texts]), strict=True):
+            found[index] = ids
+        return found
+
+    def _encode_all(self, texts: list[bytes]) -> list[list[int]]:
+        if self._fast is None:
+            return [merge_bytes(data, self._ranks) for data in texts]
+        latin = [data.decode("latin-1") for data in texts]
+        return [e.ids for e in self._fast.encode_batch_fast(latin, add_special_tokens=False)]
 
     def _add_merge(self, merge: Sequence[int]) -> None:
         if len(merge) != 3 or not all(isinstance(i, int) for i in merge):
@@ -207,34 +215,17 @@ def merge_bytes(data: bytes, ranks: dict[tuple[int, int], int]) -> list[int]:
     return [i for i in ids if i >= 0]
 
 
-_REMEDY = (
-    "The shipped files come back with `git checkout -- data`; "
-    "`python -m g2c_serving train tokenizer` makes the tokenizer anew"
-)
-
-
-def _read(path: Path) -> tuple[list[str], list[list[int]]]:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no tokenizer file {path}. {_REMEDY}")
+def _utf8(text: str) -> bytes:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as err:
-        raise ValueError(f"{path} is damaged: not JSON ({err}). {_REMEDY}") from err
-    if not isinstance(content, dict) or content.get("format") != "g2c.bpe":
-        raise ValueError(f'{path} is not a tokenizer file: format is not "g2c.bpe". {_REMEDY}')
-    if content.get("version") not in (1, 2):
-        raise ValueError(f"{path} has version {content.get('version')!r}; we read 1 and 2")
-    names, merges = content.get("special_tokens", []), content.get("merges")
-    if not (isinstance(merges, list) and isinstance(names, list)) or not all(
-        isinstance(name, str) for name in names
-    ):
-        raise ValueError(f"{path} is damaged: special_tokens or merges are missing. {_REMEDY}")
-    return names, merges
-
-
-def _cut(merges: list[list[int]], vocab_size: int, base: int, path: Path) -> list[list[int]]:
-    if not base <= vocab_size <= base + len(merges):
+        return text.encode("utf-8")
+    except UnicodeEncodeError as err:
         raise ValueError(
-            f"vocab_size {vocab_size} does not fit {path}: it holds {base} to {base + len(merges)}"
-        )
-    return merges[: vocab_size - base]
+            f"text has a lone surrogate at character {err.start}, which UTF-8 cannot hold; "
+            'repair it first, for example text.encode("utf-8", "replace").decode()'
+        ) from None
+
+
+def _as_prompt(parts: Prompt | Iterable[Part]) -> Prompt:
+    if isinstance(parts, str):
+        raise TypeError("parts is one str: use encode(text), or pass a list [text]")
+    return Prompt.of(parts)

@@ -1,0 +1,67 @@
+"""The hole: an encoder that turns the spelling of a reserved token into its id, in any text.
+
+That is what every encode path of the parent course does, and what a chat template that is rendered
+to one string needs. It cannot know who wrote the string. Brief, section 5.
+
+Also two near misses: decoding and encoding again, which promotes what was inert, and the option
+`encode_special_tokens` of Hugging Face's tokenizers, which leaves out the added tokens that are not
+flagged special.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from g2c_serving.process.chat import chat
+from g2c_serving.process.prompt import Part, Reserved, Text
+from g2c_serving.process.tokenizer import Tokenizer
+
+
+def promote(tokenizer: Tokenizer, text: str) -> list[Part]:
+    """The parts that a promoting encoder sees in `text`: each spelling of a reserved name becomes
+    that token. Where one name begins like another the longer wins."""
+    names = sorted(tokenizer.reserved, key=len, reverse=True)
+    if not names:
+        return [Text(text)]
+    pieces = re.split(f"({'|'.join(map(re.escape, names))})", text)  # text, name, text, ..., text
+    parts = [Reserved(p) if i % 2 else Text(p) for i, p in enumerate(pieces)]
+    return [part for part in parts if part != Text("")]
+
+
+def encode_promoting(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids as the parent course gives them: reserved ids wherever their names are spelled."""
+    return tokenizer.encode_parts(promote(tokenizer, text))
+
+
+def naive_chat(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], **options: Any
+) -> list[int]:
+    """A conversation rendered to one string first, then encoded: whose marker is whose is lost."""
+    return encode_promoting(tokenizer, chat(messages, **options).text)
+
+
+def reserved_in(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[str]:
+    """The names of the reserved ids, in order."""
+    names = {token_id: name for name, token_id in tokenizer.reserved.items()}
+    return [names[i] for i in token_ids if i in names]
+
+
+def again(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[int]]:
+    """The inert ids of `text`, and the promoting encoder's ids of what they decode to. The two
+    differ where `text` spells a reserved name: decoded text does not say where it came from."""
+    inert = tokenizer.encode(text)
+    return inert, encode_promoting(tokenizer, tokenizer.decode(inert))
+
+
+def added_token_ids(name: str, text: str, special: bool) -> list[int]:
+    """The ids that a small Hugging Face tokenizer (bytes, and `name` as added token 256) gives to
+    `text` with `encode_special_tokens=True`, its option against special tokens in text."""
+    vocab = {bytes([b]).decode("latin-1"): b for b in range(256)}
+    model = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+    model.add_tokens([tokenizers.AddedToken(name, special=special, normalized=False)])
+    model.encode_special_tokens = True
+    return model.encode(text, add_special_tokens=False).ids
