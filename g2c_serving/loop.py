@@ -221,6 +221,8 @@ class Loop:
                 request.logprobs.append(logprobs)
             if token in request.stop_ids or (request.grammar and request.grammar.is_over):
                 return request.finish("stop")
+            if request.params.stop and (found := request.read(self.lm.tokenizer).stopped_by):
+                return request.finish("stop", f"the stop string {found!r}")
             if request.num_generated >= request.params.max_tokens:
                 return request.finish("length")
             if len(request.token_ids) >= limit:

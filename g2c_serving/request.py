@@ -14,14 +14,10 @@ from typing import Any
 import numpy as np
 
 from g2c_serving.checks import as_int, as_number
+from g2c_serving.process.streaming import OutputParser, ToolCall, as_stop
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.sample.grammar import Grammar, GrammarState
 from g2c_serving.sample.logprobs import TokenLogprobs
-
-try:
-    from g2c_serving.process.streaming import as_stop
-except ImportError:
-    as_stop = tuple
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 EXPECTED = "expected"  # a further sample of a prompt that is not computed yet
@@ -127,6 +123,7 @@ class Request:
     cache_salt: str = ""  # requests share cached blocks only with those of an equal salt
     traffic: str = "chat"  # or agent: decides how long the disk keeps its blocks
     grammar: GrammarState | None = None  # once it is compiled, if one was asked for
+    parser: OutputParser | None = None  # of what it generated, as far as somebody asked
     block_hashes: list[bytes] = field(default_factory=list)  # of its first full blocks
     num_cached_tokens: int = 0  # of the prompt, found in the cache at the first admission
     was_admitted: bool = False
@@ -198,6 +195,16 @@ class Request:
         """Whether it is computing tokens again for their window state."""
         return self.num_computed_tokens < self.replay_until
 
+    def read(self, tokenizer: Tokenizer) -> OutputParser:
+        """What it generated, as a user may see it: read from where it was read last."""
+        if self.parser is None:
+            self.parser = OutputParser.after(self.prompt_token_ids, tokenizer, self.params.stop)
+        for token_id in self.token_ids[self.num_prompt_tokens + self.parser.num_fed :]:
+            self.parser.feed(token_id)
+        if self.state == FINISHED:
+            self.parser.finish()
+        return self.parser
+
     def lose_blocks(self) -> None:
         """Its blocks are gone: all that it knows is its tokens."""
         self.num_computed_tokens = self.window_start = self.replay_until = self.drafter_lag = 0
@@ -210,9 +217,14 @@ class RequestOutput:
     """A request as it stood when a step ended; later steps do not change it.
 
     finish_reason   None while it runs; then stop, length (max_tokens or the context limit),
-                    abort, or error (`message` says what and which option helps)
-    token_ids       the generated ids, an end-of-text id included
-    text            what a user may see: reserved tokens left out, a half character held back
+                    abort, or error
+    message         which stop string or limit ended it, what the error is and which option helps,
+                    or what of the text was no text
+    token_ids       the generated ids, an end-of-text id and those of a stop string included
+    text            the answer, as a user may see it: no reserved token, no half character, and
+                    nothing of a stop string. What was shown once stays
+    reasoning       the text between `<think>` and `</think>`
+    tool_calls      a `ToolCall` for each `<|tool_call|>`: its text, and whether it is whole
     seed            the seed in effect: with n=1 it replays this very output. That of a fork replays
                     what it drew itself: take the tokens it was forked with to the prompt
     num_cached_tokens   prompt tokens that were found in the cache when it was first admitted; 0 for
@@ -222,7 +234,7 @@ class RequestOutput:
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self.request_id, self.sample_index = request.request_id, request.sample_index
-        self.finish_reason, self.message = request.finish_reason, request.message
+        self.finish_reason = request.finish_reason
         self.seed, self.num_cached_tokens = request.seed, request.num_cached_tokens
         self._request, self._tokenizer = request, tokenizer
         self._end = len(request.token_ids)
@@ -243,7 +255,37 @@ class RequestOutput:
 
     @property
     def text(self) -> str:
-        return self._tokenizer.visible_text(self.token_ids, final=self.finish_reason is not None)
+        return self._read().text("answer", self._upto)
+
+    @property
+    def reasoning(self) -> str:
+        return self._read().text("reasoning", self._upto)
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return self._read().tool_calls(self._upto)
+
+    @property
+    def message(self) -> str | None:
+        if self.finish_reason is None or self._request.message is not None:
+            return self._request.message if self.finish_reason else None
+        parser = self._read()
+        if not parser.broken_bytes:
+            return None
+        return (
+            f"{parser.broken_bytes} bytes are not UTF-8, the first in generated token "
+            f"{parser.first_broken}: each run of them is shown as U+FFFD"
+        )
+
+    def _read(self) -> OutputParser:
+        return self._request.read(self._tokenizer)
+
+    @property
+    def _upto(self) -> int | None:
+        """Tokens that had been generated; None for all, and what came out at the end."""
+        if self.finish_reason is not None:
+            return None
+        return self._end - self._request.num_prompt_tokens
 
     def __repr__(self) -> str:
         state = self.finish_reason or "running"

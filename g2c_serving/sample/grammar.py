@@ -63,7 +63,8 @@ class Grammar:
     def regex(
         cls, pattern: str, trigger_token_ids: Sequence[int] = (), end_token_id: int | None = None
     ) -> Grammar:
-        """Text that the whole of `pattern` matches."""
+        """Text that the whole of `pattern` matches, as `re.fullmatch` with `re.DOTALL` and
+        `re.ASCII` would say."""
         check_regex(pattern)
         return cls._of("regex", pattern, trigger_token_ids, end_token_id)
 
@@ -92,20 +93,32 @@ def _dumped(schema: dict[str, Any]) -> str:
         raise ValueError(f"schema is no JSON: {err}; pass a dict, or its text") from err
 
 
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """XGrammar's automaton, and what it lacks: it lets through the UTF-8 of half a surrogate pair,
+    bytes ED A0 to ED BF, which is no text. `opens`: the tokens that end in ED; `closes` (words,)
+    int32: bits of those that may not follow them."""
+
+    automaton: Any
+    opens: frozenset[int]
+    closes: np.ndarray
+
+
 class GrammarState:
     """How far one request is in its grammar: free, or inside with XGrammar's matcher at the end of
     what was generated. `fork` and `advance` cost a few microseconds."""
 
-    def __init__(self, compiled: Any, trigger: tuple[int, ...], end: int) -> None:
+    def __init__(self, compiled: CompiledGrammar, trigger: tuple[int, ...], end: int) -> None:
         self._compiled, self._trigger, self._end = compiled, trigger, end
         self._tail: tuple[int, ...] = ()  # the last generated ids, as many as the trigger has
         self._matcher: Any = None if trigger else self._new_matcher()
+        self._is_open = False  # after byte ED
         self.is_broken = False  # it was given a token that the grammar does not admit
 
     def _new_matcher(self) -> Any:
         import xgrammar
 
-        return xgrammar.GrammarMatcher(self._compiled, override_stop_tokens=[self._end])
+        return xgrammar.GrammarMatcher(self._compiled.automaton, override_stop_tokens=[self._end])
 
     @property
     def is_inside(self) -> bool:
@@ -127,6 +140,7 @@ class GrammarState:
             self.is_broken = True
         elif self._matcher.is_terminated():
             self._matcher, self._tail = None, ()
+        self._is_open = token_id in self._compiled.opens
 
     def fork(self) -> GrammarState:
         """A state of its own that goes on from here."""
@@ -141,6 +155,8 @@ class GrammarState:
             bits[row] = 0
         elif self._matcher is not None:
             self._matcher.fill_next_token_bitmask(bits, row)
+            if self._is_open:
+                bits[row] &= ~self._compiled.closes
 
 
 States = Sequence[GrammarState | None]

@@ -10,22 +10,26 @@ done, see `waiting_room.py`.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from g2c_serving.process.tokenizer import Tokenizer
-from g2c_serving.sample.grammar import Grammar, GrammarState
+from g2c_serving.sample.grammar import CompiledGrammar, Grammar, GrammarState
 
 KEPT = 128  # compiled grammars that are kept, those used last
 NICENESS = 10
 END = "<|end|>"
+SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
+SURROGATE_OR_CONTROL = re.compile(rb"\xed[\xa0-\xbf]|[\x00-\x1f]")
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class GrammarCompiler:
         self.origin = origin
         self.log: list[Compilation] = []
         self._thread: ThreadPoolExecutor | None = None
-        self._library: Any = None  # XGrammar's compiler, made in the thread
+        self._libraries: dict[bool, Any] = {}  # XGrammar's compilers, made in the thread
         self._compiled: OrderedDict[tuple[str, str], Future] = OrderedDict()
 
     def submit(self, grammar: Grammar) -> Future:
@@ -70,7 +74,7 @@ class GrammarCompiler:
             self._compiled.popitem(last=False)
         return found
 
-    def state_of(self, grammar: Grammar, compiled: Any) -> GrammarState:
+    def state_of(self, grammar: Grammar, compiled: CompiledGrammar) -> GrammarState:
         """The state of a request that has not generated anything yet."""
         return GrammarState(compiled, grammar.trigger_token_ids, self.end_of(grammar))
 
@@ -80,7 +84,10 @@ class GrammarCompiler:
         end = grammar.end_token_id
         if end is None:
             end = reserved.get(END, self.eos_id) if grammar.trigger_token_ids else self.eos_id
-        if end is None or end not in (*reserved.values(), self.eos_id):
+        known = [
+            i for i in (*reserved.values(), self.eos_id) if i is not None and i < self.vocab_size
+        ]
+        if end not in known:
             raise ValueError(
                 f"grammar: end_token_id={end} is not a reserved id of this vocabulary; pass one of "
                 f"{reserved}"
@@ -97,15 +104,35 @@ class GrammarCompiler:
                     f"0 to {self.vocab_size - 1}"
                 )
 
+    @cached_property
+    def _surrogates(self) -> tuple[frozenset[int], np.ndarray]:
+        """The tokens that end in byte ED, and the bits of those that may not follow it."""
+        known = range(min(self.vocab_size, self.tokenizer.vocab_size))
+        tokens = [self.tokenizer.token_bytes(i) for i in known]
+        follows = np.zeros(32 * -(-self.vocab_size // 32), dtype=bool)
+        follows[: len(tokens)] = [0xA0 <= token[0] <= 0xBF for token in tokens]
+        bits = np.packbits(follows, bitorder="little").view(np.int32)
+        return frozenset(i for i in known if tokens[i].endswith(b"\xed")), bits
+
+    def _automaton(self, grammar: Grammar) -> Any:
+        is_json = grammar.kind == "json_schema"
+        if is_json not in self._libraries:
+            self._libraries[is_json] = library(self.tokenizer, self.vocab_size, is_json)
+        compiler = self._libraries[is_json]
+        if is_json:
+            how: dict[str, Any] = {"any_whitespace": False, "separators": (", ", ": ")}
+            return compiler.compile_json_schema(grammar.source, **how)
+        if grammar.kind == "regex":
+            return compiler.compile_regex(grammar.source)
+        return compiler.compile_grammar(grammar.source)
+
     def _now(self) -> float:
         return 1e3 * (time.perf_counter() - self.origin)
 
-    def _compile(self, grammar: Grammar, asked_ms: float) -> Any:
+    def _compile(self, grammar: Grammar, asked_ms: float) -> CompiledGrammar:
         began_ms = self._now()
-        if self._library is None:
-            self._library = library(self.tokenizer, self.vocab_size)
         try:
-            compiled = _compiled(self._library, grammar)
+            compiled = CompiledGrammar(self._automaton(grammar), *self._surrogates)
         except RuntimeError as err:
             raise ValueError(f"{grammar.kind} cannot be compiled: {_reason(err)}") from err
         bits = np.zeros((1, -(-self.vocab_size // 32)), dtype=np.int32)
@@ -120,27 +147,22 @@ class GrammarCompiler:
         return compiled
 
 
-def library(tokenizer: Tokenizer, vocab_size: int) -> Any:
-    """XGrammar's compiler over the ids below `vocab_size`. Those without bytes, the reserved ones,
-    it takes for special and never allows. One thread: more would take the engine's."""
+def library(tokenizer: Tokenizer, vocab_size: int, is_json: bool) -> Any:
+    """XGrammar's compiler over the ids below `vocab_size`. Those without bytes it takes for special
+    and never allows: so the reserved ones, those that are no text, and in JSON, which has none,
+    control characters, that it lets through in some strings. One thread: more would take the
+    engine's."""
     import xgrammar
 
     reserved = set(tokenizer.reserved.values())
     known = range(min(vocab_size, tokenizer.vocab_size))
     vocabulary = [b"" if i in reserved else tokenizer.token_bytes(i) for i in known]
+    never = SURROGATE_OR_CONTROL if is_json else SURROGATE
+    vocabulary = [b"" if never.search(token) else token for token in vocabulary]
     info = xgrammar.TokenizerInfo(
         vocabulary, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=[]
     )
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-
-
-def _compiled(library: Any, grammar: Grammar) -> Any:
-    if grammar.kind == "json_schema":
-        how: dict[str, Any] = {"any_whitespace": False, "separators": (", ", ": ")}
-        return library.compile_json_schema(grammar.source, **how)
-    if grammar.kind == "regex":
-        return library.compile_regex(grammar.source)
-    return library.compile_grammar(grammar.source)
 
 
 def _reason(err: Exception) -> str:
