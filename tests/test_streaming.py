@@ -416,6 +416,8 @@ def test_vocabularies_without_these_markers():
         ("one two", ("two",), "one ", "two"),
         ("xabc", ("ab", "abc", "bc"), "x", "ab"),  # the earliest end
         ("xabc", ("abc", "bc", "c"), "x", "abc"),  # the same end: the longest
+        ("xabc", ("c", "bc", "abc"), "x", "abc"),
+        ("xabc", ("zz", "abc"), "x", "abc"),
         ("abcx", ("abcd", "bc"), "a", "bc"),  # inside a longer one that does not come
         ("aab", ("ab",), "a", "ab"),
         ("aaab", ("aab",), "a", "aab"),
@@ -443,6 +445,14 @@ def test_a_stop_string_over_tokens_is_held_back():
         (None, "a ", "t"), (None, "a ", "te"), (None, "a te ", ""), (None, "a te ", "t")
     ]  # fmt: skip
     assert parser.feed(97) is None and parser.held[0] == "tea" and parser.feed(46) == "tea."
+
+
+def test_a_fork_has_its_own_beginning_of_a_stop_string():
+    parser = OutputParser(TINY, ["ab"])
+    parser.feed(97)
+    child = parser.fork()
+    assert parser.feed(120) is None and child.feed(98) == "ab"
+    assert (parser.text(), child.text()) == ("ax", "")
 
 
 def test_a_stop_string_begins_and_ends_inside_characters_tokens():

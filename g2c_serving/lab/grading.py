@@ -1,4 +1,5 @@
-"""Grade one answer: numbers with or without a unit, words, lists of numbers, functions.
+"""Grade one answer: numbers with or without a unit, words, lists of numbers or of True and False,
+functions. How numbers are read is in answers.py.
 
 A wrong answer is told how it is wrong, with a folded hint; the right value is never shown at the
 first miss, and after the third it can be unfolded. This file knows no exercise: those are in
@@ -7,28 +8,18 @@ exercises.py, each with the function that computes its right value from the pack
 
 from __future__ import annotations
 
+import copy
 import html
-import math
-import re
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from g2c_serving.lab.answers import Unreadable, normal, read_number, show
+
 MISSES_BEFORE_SOLUTION = 3
-
-# What one unit is in its base unit, and which base that is. "%" is kept as it is written.
-UNITS: dict[str, tuple[float, str]] = {
-    "s": (1.0, "s"), "ms": (1e-3, "s"), "us": (1e-6, "s"), "µs": (1e-6, "s"), "min": (60.0, "s"),
-    "b": (1.0, "B"), "byte": (1.0, "B"), "kb": (1e3, "B"), "mb": (1e6, "B"), "gb": (1e9, "B"),
-    "kib": (2.0**10, "B"), "mib": (2.0**20, "B"), "gib": (2.0**30, "B"),
-    "%": (1.0, "%"), "percent": (1.0, "%"), "x": (1.0, "x"), "time": (1.0, "x"),
-    "tok/s": (1.0, "tok/s"), "tokens/s": (1.0, "tok/s"), "tok/ms": (1e3, "tok/s"),
-}  # fmt: skip
-
-
-class Unreadable(ValueError):
-    """The answer is not of the kind that the exercise asks for. It counts as no attempt."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +27,8 @@ class Exercise:
     """name, what is asked, `right()` computing the value, hint, unit, and how close is right.
 
     A value is right within `rel` of it or within `abs_`, whichever is wider. For an exercise
-    whose answer is a function, `cases` holds argument tuples, and right() returns the reference.
+    whose answer is a function, `cases` holds argument tuples, and right() returns the reference;
+    `slips` are typical wrong functions, each with the words for whoever wrote one that agrees.
     """
 
     name: str
@@ -48,6 +40,7 @@ class Exercise:
     abs_: float = 0.0
     why: str = ""
     cases: Sequence[tuple] = ()
+    slips: Sequence[tuple[Callable, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -135,6 +128,8 @@ def list_problem(exercise: Exercise, answer: Any, right: Sequence[float]) -> str
         raise Unreadable(
             f"Answer with a list of numbers, such as [1, 2]; this is {reprlib.repr(answer)}."
         )
+    if right and all(isinstance(item, bool) for item in right):
+        return mask_problem(list(answer), right)
     got = [read_number(item, exercise.unit) for item in answer]
     if len(got) != len(right):
         side = "few" if len(got) < len(right) else "many"
@@ -147,6 +142,17 @@ def list_problem(exercise: Exercise, answer: Any, right: Sequence[float]) -> str
     return None
 
 
+def mask_problem(got: Sequence[Any], right: Sequence[Any]) -> str | None:
+    for item in got:
+        if not isinstance(item, bool | np.bool_):
+            raise Unreadable(f"Fill the list with True and False; this is {reprlib.repr(item)}.")
+    if len(got) != len(right):
+        side = "few" if len(got) < len(right) else "many"
+        return f"your list has {len(got)} entries; that is too {side}."
+    wrong = [i for i, (one, other) in enumerate(zip(got, right, strict=True)) if one != other]
+    return f"entry {wrong[0]} should not be {bool(got[wrong[0]])}." if wrong else None
+
+
 def function_problem(exercise: Exercise, answer: Any, reference: Callable) -> str | None:
     if not callable(answer):
         raise Unreadable(
@@ -155,7 +161,7 @@ def function_problem(exercise: Exercise, answer: Any, reference: Callable) -> st
     for case in exercise.cases:
         shown = f"f({', '.join(map(repr, case))})"
         try:
-            got = answer(*case)
+            got = answer(*copy.deepcopy(case))
         except Exception as error:  # the learner's own code: say what it raised, and where
             return f"{shown} raises {type(error).__name__}: {error}."
         if got is None or got is Ellipsis:
@@ -163,73 +169,19 @@ def function_problem(exercise: Exercise, answer: Any, reference: Callable) -> st
                 f"{shown} returns {got!r}: finish the function and run the cell again."
             )
         if problem := value_problem(exercise, got, reference(*case)):
-            return f"{shown}: {problem}"
+            return f"{shown}: {problem} {slip(exercise, answer)}".strip()
     return None
 
 
-# ---- reading what people write --------------------------------------------------------------
-
-
-def read_number(answer: Any, unit: str) -> float:
-    """A finite number in `unit`, from 13.2, "13.2 ms", "0.0132 s", "15,744 tok/s" or an array.
-
-    Raises Unreadable where there is no number, more than one, or another kind of unit.
-    """
-    if isinstance(answer, bool):
-        raise Unreadable("Answer with a number, not True or False.")
-    if isinstance(answer, str):
-        return read_text(answer, unit)
-    try:
-        value = float(answer)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise Unreadable(
-            f"Answer with one number{in_unit(unit)}; this is {reprlib.repr(answer)}."
-        ) from None
-    if not math.isfinite(value):
-        raise Unreadable(f"{value} is no finite number. Is something divided by zero?")
-    return value
-
-
-def read_text(answer: str, unit: str) -> float:
-    pattern = r"\s*(?:about|~|=)?\s*([-+]?[\d,_]*\.?\d+(?:[eE][-+]?\d+)?)\s*(.*?)\s*"
-    match = re.fullmatch(pattern, answer)
-    if not match:
-        raise Unreadable(f"Answer with one number{in_unit(unit)}; this is {reprlib.repr(answer)}.")
-    digits = match[1].replace("_", "")
-    if "," in digits and not re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\..*)?", digits):
-        raise Unreadable(f"Write {digits.replace(',', '.')} with a point, or without the comma.")
-    value = float(digits.replace(",", ""))
-    written = normal_unit(match[2])
-    if not written or written == normal_unit(unit):
-        return value
-    scale, base = UNITS.get(written, (0.0, ""))
-    wanted_scale, wanted = UNITS.get(normal_unit(unit), (1.0, normal_unit(unit)))
-    if base != wanted:
-        raise Unreadable(f"Answer{in_unit(unit)}; this is in {match[2]!r}.")
-    return value * scale / wanted_scale
-
-
-def in_unit(unit: str) -> str:
-    return f" in {unit}" if unit else ""
-
-
-def normal_unit(unit: str) -> str:
-    """'Tokens', 'token' and 'tokens' are one; so are 'tok/s' and 'tokens per second'."""
-    text = normal(unit).replace(" per second", "/s").replace("milliseconds", "ms")
-    text = text.replace("seconds", "s").replace("second", "s").replace("tokens/", "tok/")
-    return text if text in UNITS or len(text) < 3 else text.removesuffix("s")
-
-
-def normal(text: str) -> str:
-    return re.sub(r"\s+", " ", text.strip().strip(".").lower())
-
-
-def show(value: Any) -> str:
-    """A number as one would write it: 15744 as 15,744 and 13.2113 as 13.2."""
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(show(item) for item in value) + "]"
-    if isinstance(value, str):
-        return value
-    if float(value).is_integer() or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+def slip(exercise: Exercise, answer: Callable) -> str:
+    """The words for the typical mistake that gives what `answer` gives in every case, or ""."""
+    for mistake, words in exercise.slips:
+        try:
+            if not any(
+                value_problem(exercise, answer(*copy.deepcopy(case)), mistake(*case))
+                for case in exercise.cases
+            ):
+                return words
+        except Exception:  # it raises in some case, or gives no readable value
+            continue
+    return ""
