@@ -22,3 +22,9 @@ def test_text():
 def test_a_row_of_another_length_is_refused():
     with pytest.raises(ValueError, match=r"row \['a'\] has 1 cells for 2 columns"):
         Table(("x", "y"), [("a",)])
+
+
+def test_a_marker_in_a_cell_is_shown_as_it_is():
+    table = Table(("marker", "tokens"), [("<|user|>", "1")])
+    assert table._repr_markdown_().splitlines()[2] == "| &lt;\\|user\\|> | 1 |"
+    assert "<|user|>" in repr(table)

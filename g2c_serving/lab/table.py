@@ -28,4 +28,9 @@ class Table:
     def _repr_markdown_(self) -> str:
         rule = ["---", *["---:"] * (len(self.head) - 1)]
         lines = (self.head, rule, *self.rows)
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return "\n".join(f"| {' | '.join(map(_as_markdown, line))} |" for line in lines)
+
+
+def _as_markdown(cell: str) -> str:
+    """A cell such as `<|user|>` neither ends its column nor looks like a tag."""
+    return cell.replace("|", "\\|").replace("<", "&lt;")
