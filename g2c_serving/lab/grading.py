@@ -29,6 +29,8 @@ class Exercise:
     A value is right within `rel` of it or within `abs_`, whichever is wider. For an exercise
     whose answer is a function, `cases` holds argument tuples, and right() returns the reference;
     `slips` are typical wrong functions, each with the words for whoever wrote one that agrees.
+    Where only a try can tell, `judge` makes it: (is it right, what happened); right() is then an
+    example.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Exercise:
     why: str = ""
     cases: Sequence[tuple] = ()
     slips: Sequence[tuple[Callable, str]] = ()
+    judge: Callable[[Any], tuple[bool, str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,15 +76,29 @@ def grade(exercise: Exercise, answer: Any, misses: int = 0) -> Verdict:
     if answer is None or answer is Ellipsis:
         return Verdict(None, "Put your answer in place of ... and run the cell again.")
     try:
-        problem = find_problem(exercise, answer)
+        is_right, words = judged(exercise, answer)
     except Unreadable as error:
         return Verdict(None, str(error), exercise.hint)
-    if problem is None:
-        return Verdict(True, f"Right. {exercise.why}".strip())
+    if is_right:
+        return Verdict(True, f"Right. {words}".strip())
     solution = ""
     if misses + 1 >= MISSES_BEFORE_SOLUTION and not exercise.cases:
-        solution = f"{show(exercise.right())} {exercise.unit}. {exercise.why}".strip()
-    return Verdict(False, f"Not yet: {problem}", exercise.hint, solution)
+        value = f"{solved(exercise)} {exercise.unit}".strip()
+        solution = f"{value}. {exercise.why}".strip()
+    return Verdict(False, f"Not yet: {words}", exercise.hint, solution)
+
+
+def judged(exercise: Exercise, answer: Any) -> tuple[bool, str]:
+    """Is it right, and the words for it. Raises Unreadable."""
+    if exercise.judge is not None:
+        return exercise.judge(answer)
+    problem = find_problem(exercise, answer)
+    return problem is None, exercise.why if problem is None else problem
+
+
+def solved(exercise: Exercise) -> str:
+    right = exercise.right()
+    return ascii(right) if exercise.judge is not None else show(right)
 
 
 def find_problem(exercise: Exercise, answer: Any) -> str | None:
