@@ -418,6 +418,7 @@ def test_vocabularies_without_these_markers():
         ("xabc", ("abc", "bc", "c"), "x", "abc"),  # the same end: the longest
         ("xabc", ("c", "bc", "abc"), "x", "abc"),
         ("xabc", ("zz", "abc"), "x", "abc"),
+        ("aabaaabaaaa", ("aabaaaa",), "aaba", "aabaaaa"),  # begins again inside itself
         ("abcx", ("abcd", "bc"), "a", "bc"),  # inside a longer one that does not come
         ("aab", ("ab",), "a", "ab"),
         ("aaab", ("aab",), "a", "aab"),
