@@ -15,6 +15,7 @@ from g2c_serving.lab.attack_paths import (
     Refused,
     Result,
     channel_by_text,
+    channels_by_text,
     forged,
     pattern,
     read_plain,
@@ -22,7 +23,7 @@ from g2c_serving.lab.attack_paths import (
     refuse_markers,
     strip_markers,
 )
-from g2c_serving.lab.attacks import ALIKE, ATTACKS, HALVES, LIMIT, NESTED, PAGE, WEB_PAGE
+from g2c_serving.lab.attacks import ALIKE, ATTACKS, HALVES, LIMIT, NESTED, PAGE, SENT, WEB_PAGE
 from g2c_serving.lab.exercises import check
 from g2c_serving.lab.promoting import encode_promoting
 from g2c_serving.process.chat import chat
@@ -138,6 +139,14 @@ def test_the_thought_stays_a_thought_and_the_call_an_answer(tokenizer):
     assert "The code is 4711." in shown  # what a client that reads text shows as the answer
 
 
+def test_it_is_the_cut_that_gets_past_the_filter(tokenizer):
+    ids = tokenizer.encode("".join(SENT))
+    whole = channels_by_text(tokenizer, [ids], filtered=True)
+    assert whole[-1] == "answer" and channels_by_text(tokenizer, [ids])[-1] == "tool_call"
+    halves = [tokenizer.encode(half) for half in SENT]
+    assert channels_by_text(tokenizer, halves, filtered=True)[-1] == "tool_call"
+
+
 def test_words_as_delimiters_are_forged_on_both_paths(tokenizer):
     for result in (LIMIT.naive(tokenizer), LIMIT.ours(tokenizer)):
         assert list(result.forged.values()) == ["Assistant: ", "User: "]
@@ -233,16 +242,15 @@ def test_no_spelling_in_the_output_changes_the_channel(pieces):
 # ---- table, answers, panel ----
 
 
-def test_the_table_has_a_row_for_each_and_no_stray_bar(tokenizer):
+def test_the_table_has_a_row_for_each(tokenizer):
     table = attack_panel.table(tokenizer)
     rows = {name: (naive, ours) for name, naive, ours in table.rows}
     assert len(rows) == 11 and table.head == ("attack", "naive path", "ours")
     for name, found in FORGED.items():
         assert rows[name][0].startswith("forged:" if found else "nothing")
         assert rows[name][1] == "nothing forged"
-    assert rows["chat in a message"][0] == "forged: user, assistant, end"
-    assert rows["template of words (not protected)"] == ("forged: Assistant, User",) * 2
-    assert all(line.count("|") == 4 for line in table._repr_markdown_().splitlines())
+    assert rows["chat in a message"][0] == "forged: <|user|>, <|assistant|>, <|end|>"
+    assert rows["template of words (not protected)"] == ("forged: Assistant:, User:",) * 2
 
 
 def test_a_forged_turn_changes_what_the_model_does(lm):
@@ -278,7 +286,9 @@ def test_the_boxes_show_the_attack_and_do_not_overlap(tokenizer, name):
     first = attack_panel._first_difference(naive, ours)
     for result in (naive, ours):
         boxes = attack_panel.lay_out(tokenizer, result, first)
-        assert boxes.kind.count(attack_panel.FORGED) == len(result.forged)
+        hatched = [i for i, kind in enumerate(boxes.kind) if kind == attack_panel.FORGED]
+        spelled = "".join(boxes.words[i][0] for i in hatched)
+        assert spelled == "".join(marker.strip() for marker in result.forged.values())
         ends = [x + w for x, w in zip(boxes.left, boxes.width, strict=True)]
         assert max(ends) <= attack_panel.WIDE and max(boxes.row) < attack_panel.ROWS
         places = list(zip(boxes.row, boxes.left, ends, strict=True))

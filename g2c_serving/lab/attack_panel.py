@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -48,14 +49,8 @@ def table(tokenizer: Tokenizer) -> Table:
 
 
 def _cell(result: Result) -> str:
-    found = list(result.forged.values())
-    return f"forged: {', '.join(map(_word, found))}" if found else "nothing forged"
-
-
-def _word(marker: str) -> str:
-    """A marker without the signs that a table of Markdown would take for its own."""
-    words = {"</think>": "end of thought", "<think>": "thought"}
-    return words.get(marker, marker.strip("<|>: ").replace("_", " "))
+    found = [marker.strip() for marker in result.forged.values()]
+    return f"forged: {', '.join(found)}" if found else "nothing forged"
 
 
 def answers(lm: LanguageModel, attack: Attack = WEB_PAGE) -> Table:
@@ -175,8 +170,9 @@ def lay_out(tokenizer: Tokenizer, result: Result, first: int) -> Boxes:
 
 def _place(tokenizer: Tokenizer, result: Result, start: int) -> Boxes:
     boxes, x, row = Boxes(cut=(start > 0, False)), int(start > 0), 0
+    kinds = marked(tokenizer, result)
     for i, token_id in enumerate(result.token_ids[start:], start):
-        word, number = shown(tokenizer.decode([token_id])).replace(" ", "\u00b7"), str(token_id)
+        word, number = _spelled(tokenizer.token_bytes(token_id)), str(token_id)
         wide = max(len(word), len(number)) + 1
         if x + wide > WIDE - 1:
             row, x = row + 1, 0
@@ -187,9 +183,28 @@ def _place(tokenizer: Tokenizer, result: Result, start: int) -> Boxes:
         boxes.row.append(row)
         boxes.width.append(wide)
         boxes.words.append((word, number))
-        boxes.kind.append(FORGED if i in result.forged else PLACED if i in result.placed else TEXT)
+        boxes.kind.append(kinds.get(i, TEXT))
         x += wide
     return boxes
+
+
+def marked(tokenizer: Tokenizer, result: Result) -> dict[int, str]:
+    """Index of a token -> PLACED or FORGED. A marker that is spelled has all its tokens."""
+    data = [tokenizer.token_bytes(token_id) for token_id in result.token_ids]
+    starts = [0, *accumulate(map(len, data))]
+    found = dict.fromkeys(result.placed, PLACED)
+    for i, name in result.acts.items():
+        spelled = name.strip().encode()
+        at = b"".join(data).find(spelled, max(0, starts[i + 1] - len(spelled)))
+        for j in range(len(data)):
+            if starts[j] < at + len(spelled) and at < starts[j + 1]:
+                found[j] = PLACED if i in result.placed else FORGED
+    return found
+
+
+def _spelled(data: bytes) -> str:
+    """The bytes of a token on one line: a space as a dot, half a character as its bytes."""
+    return shown(data.decode("utf-8", "backslashreplace")).replace(" ", "\u00b7")
 
 
 def _show(where: dict[str, Any], boxes: Boxes) -> None:

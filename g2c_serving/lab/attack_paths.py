@@ -12,11 +12,12 @@ look for markers in what it gets; where it does, and when, is what the attacks a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
 
+from g2c_serving.lab.promoting import encode_promoting
 from g2c_serving.process.prompt import Prompt, Reserved
 from g2c_serving.process.streaming import ANSWER, OPENS, OutputParser
 from g2c_serving.process.tokenizer import Tokenizer
@@ -151,3 +152,57 @@ def read_output(tokenizer: Tokenizer, token_ids: Sequence[int], channels: Sequen
         before = channel
     placed = frozenset(i for i, token_id in enumerate(token_ids) if token_id in names)
     return Result(tuple(token_ids), acts, placed)
+
+
+# ---- an attack ------------------------------------------------------------------------------
+
+Lines = tuple[tuple[str, str], ...]  # who, and what arrives from them
+Read = Callable[[Tokenizer], Result]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """`tries` is one sentence; `guard` another: what is done about markers; `lines` are
+    what arrives, and from whom; `naive` and `ours` run the two paths."""
+
+    name: str
+    tries: str
+    guard: str
+    lines: Lines
+    naive: Read
+    ours: Read
+    prompt: Callable[[Tokenizer], Prompt] | None = None  # of an attack towards the model
+
+
+def into_prompt(
+    name: str, tries: str, guard: str, lines: Lines, prompt: Callable[[Tokenizer], Prompt]
+) -> Attack:
+    """An attack towards the model: both paths encode the same prompt, as one string or in parts."""
+
+    def naive(tokenizer: Tokenizer) -> Result:
+        made = prompt(tokenizer)
+        return read_prompt(tokenizer, encode_promoting(tokenizer, made.text), made)
+
+    def ours(tokenizer: Tokenizer) -> Result:
+        made = prompt(tokenizer)
+        return read_prompt(tokenizer, tokenizer.encode_parts(made), made)
+
+    return Attack(name, tries, guard, lines, naive, ours, prompt)
+
+
+def from_model(
+    name: str, tries: str, guard: str, lines: Lines, chunks: Sequence[Prompt], filtered: bool
+) -> Attack:
+    """An attack on those who read the output. `chunks` are the tokens that the model writes, as a
+    naive server sends them on."""
+
+    def naive(tokenizer: Tokenizer) -> Result:
+        sent = [tokenizer.encode_parts(chunk) for chunk in chunks]
+        token_ids = [token_id for chunk in sent for token_id in chunk]
+        return read_output(tokenizer, token_ids, channels_by_text(tokenizer, sent, filtered))
+
+    def ours(tokenizer: Tokenizer) -> Result:
+        token_ids = [i for chunk in chunks for i in tokenizer.encode_parts(chunk)]
+        return read_output(tokenizer, token_ids, channels_by_id(tokenizer, token_ids))
+
+    return Attack(name, tries, guard, lines, naive, ours)
