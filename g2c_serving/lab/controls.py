@@ -1,4 +1,4 @@
-"""The controls of a panel: sliders with a number box, lists, switches.
+"""The controls of a panel: sliders with a number box, lists, switches, a box to type in.
 
 Only ipywidgets' core widgets. A slider has no name that a screen reader could say, so each comes
 with a box that has: the label belongs to the box, and typing there is the exact way. The arrow
@@ -97,6 +97,19 @@ def toggle(label: str, value: bool = False) -> Control:
         value=value, description=label, indent=False, layout=w.Layout(width="max-content")
     )
     return Control(label, box, box, (False, True))
+
+
+def text(label: str, value: str, *, rows: int = 3) -> Control:
+    """A box of a few lines to type in; it draws at every key."""
+    box = w.Textarea(
+        value=value,
+        description=label,
+        rows=rows,
+        continuous_update=True,
+        style=WHOLE_LABEL,
+        layout=w.Layout(width="780px"),
+    )
+    return Control(label, box, box, ("", value))
 
 
 class _Rounded(w.Widget):

@@ -32,10 +32,10 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 
-from g2c_serving.lab.controls import Control, choice, slider, stops, toggle
+from g2c_serving.lab.controls import Control, choice, slider, stops, text, toggle
 from g2c_serving.lab.plots import DPI, SIZE, encode, image_tag, mime, new_figure, style
 
-__all__ = ["Control", "Panel", "choice", "slider", "stops", "toggle"]
+__all__ = ["Control", "Panel", "choice", "slider", "stops", "text", "toggle"]
 
 Artists = Any  # whatever `draw` returns: a dict, a list, an object; `update` gets it back
 Update = Callable[..., "str | Iterator[str]"]
