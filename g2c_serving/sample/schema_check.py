@@ -1,0 +1,104 @@
+"""What a grammar may say: only what XGrammar keeps to the letter, within stated sizes.
+
+XGrammar drops some keywords of JSON schema (`uniqueItems`, `not`, `allOf`), if anything with a line
+on stderr, and bends others (`oneOf` becomes `anyOf`). A request would then get JSON that its schema
+forbids. So `schema_forms.py` lists what is allowed, each keyword in the forms that were found exact
+by thousands of random documents, judged by the `jsonschema` library. All else is refused by name.
+
+    kept, and narrower than the schema   properties come in their order, and none but those unless
+                                         `additionalProperties` says so; no number has an exponent
+                                         where it has a bound; a pattern writes no escapes
+    rewritten                            minLength and maxLength, as a pattern: XGrammar's own lets
+                                         control characters through, which JSON forbids
+
+Brief, section 5. `regex_check.py` has the limits of patterns and of EBNF.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from g2c_serving.sample.regex_check import check_ebnf, check_regex
+from g2c_serving.sample.schema_ends import check_ends
+from g2c_serving.sample.schema_forms import DEFINITIONS, NOTES, Checker
+
+__all__ = ["check_ebnf", "check_regex", "check_schema"]
+
+MAX_SCHEMA_CHARS = 200_000  # 300 fields with a paragraph each
+MAX_DEPTH = 64  # brackets of the schema's text inside each other: 32 objects
+CHARACTER = "[ !#-\\[\\]-~\u0080-\ud7ff\ue000-\U0010ffff]"  # what JSON need not escape
+
+
+def check_schema(schema: dict[str, Any] | bool | str) -> str:
+    """The text of the schema as it is to be compiled. ValueError that names the place in the schema
+    as a JSON pointer, the keyword, and what to write instead."""
+    root = _parsed(schema)
+    Checker(root).schema(root, "#")
+    check_ends(root)
+    return json.dumps(_with_patterns(root))
+
+
+def _parsed(schema: object) -> Any:
+    if not isinstance(schema, dict | bool | str):
+        raise ValueError(f"schema={schema!r} must be a dict, or its text")
+    try:
+        text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
+        if len(text) > MAX_SCHEMA_CHARS:
+            raise ValueError(f"it has {len(text)} characters; at most {MAX_SCHEMA_CHARS} serve")
+        root = json.loads(text, object_pairs_hook=_once_each, parse_constant=_no_constant)
+        json.dumps(root, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as err:
+        raise ValueError(f"schema is no JSON that serves: {err}; pass a dict, or its text") from err
+    except RecursionError:
+        raise ValueError(f"schema is nested deeper than {MAX_DEPTH} brackets") from None
+    _check_depth(root)
+    if not isinstance(root, dict | bool):
+        raise ValueError(f"schema={root!r} must be an object, such as {{'type': 'object'}}")
+    return root
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} stands twice in one object")
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _check_depth(root: Any) -> None:
+    layer = [root]
+    for _ in range(MAX_DEPTH + 1):
+        layer = [
+            inner for value in layer if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]  # fmt: skip
+        if not layer:
+            return
+    raise ValueError(f"schema is nested deeper than {MAX_DEPTH} brackets; define parts in '$defs'")
+
+
+def _with_patterns(schema: Any) -> Any:
+    """Lengths of strings as patterns. Only where schemas stand: not in what is an enum's value, nor
+    in the names of properties."""
+    if isinstance(schema, list):
+        return [_with_patterns(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _rewritten(key, value) for key, value in schema.items()}
+    low, high = found.pop("minLength", None), found.pop("maxLength", None)
+    if (low, high) != (None, None):
+        count = f"{{{low or 0},{'' if high is None else high}}}"
+        found["pattern"] = f"^{CHARACTER}{count}$"
+    return found
+
+
+def _rewritten(key: str, value: Any) -> Any:
+    if key in ("properties", *DEFINITIONS):
+        return {name: _with_patterns(inner) for name, inner in value.items()}
+    return value if key in ("enum", "const", *NOTES) else _with_patterns(value)

@@ -1,0 +1,276 @@
+"""What a grammar may say is kept to the letter, as `jsonschema` judges; the rest is refused."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from g2c_serving.paths import DATA
+from g2c_serving.process.tokenizer import Tokenizer
+from g2c_serving.sample import schema_check
+from g2c_serving.sample.grammar_compiler import library
+from g2c_serving.sample.schema_check import check_ebnf, check_regex, check_schema
+
+END = 256
+ONE = {"enum": [1]}
+KEPT: dict[str, Any] = {
+    "true": True,
+    "anything": {},
+    "null": {"type": "null"},
+    "boolean": {"type": "boolean"},
+    "string": {"type": "string"},
+    "pattern": {"type": "string", "pattern": "^[a-c]{2,3}(x|yz)?\\d+$"},
+    "pattern-any": {"type": "string", "pattern": "^a.*[^b]+$"},
+    "minLength": {"type": "string", "minLength": 2},
+    "maxLength": {"type": "string", "maxLength": 2},
+    "lengths": {"type": "string", "minLength": 1, "maxLength": 3},
+    "integer": {"type": "integer"},
+    "minimum": {"type": "integer", "minimum": 13},
+    "maximum": {"type": "integer", "maximum": 1234},
+    "range": {"type": "integer", "minimum": -17, "maximum": 204},
+    "exclusive": {"type": "integer", "exclusiveMinimum": -5, "exclusiveMaximum": 17},
+    "multipleOf": {"type": "integer", "multipleOf": 7},
+    "number": {"type": "number"},
+    "number-range": {"type": "number", "minimum": -1.5, "maximum": 2.25},
+    "number-exclusive": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "enum": {"enum": [1, 1.5, -2, "a", "é", 'q"\\\n', True, None, [1, "a"], {"a": 1}, 1e-7]},
+    "const": {"const": {"b": [1, {"c": None}], "a": 0.1}},
+    "enum-typed": {"type": "string", "enum": ["low", "high"]},
+    "types": {"type": ["integer", "null", "string"], "minimum": 5, "maxLength": 2},
+    "array": {"type": "array"},
+    "items": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+    "prefixItems": {"type": "array", "prefixItems": [{"type": "boolean"}, {"type": "null"}],
+                    "items": {"enum": [1, 2]}, "minItems": 1, "maxItems": 4},
+    "no-items": {"type": "array", "prefixItems": [{"type": "boolean"}], "items": False},
+    "object": {"type": "object"},
+    "properties": {"type": "object", "required": ["b"],
+                   "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}, 'é"\\/~': ONE}},
+    "additional": {"type": "object", "properties": {"a": {"type": "boolean"}},
+                   "additionalProperties": {"type": "null"}},
+    "anyOf": {"anyOf": [{"type": "integer", "maximum": 3}, {"type": "boolean"}]},
+    "oneOf": {"oneOf": [{"type": "integer"}, {"type": ["string", "null"], "maxLength": 3}]},
+    "ref": {"$defs": {"n/~": {"type": "object", "required": ["v"],
+                              "properties": {"v": ONE, "next": {"$ref": "#/$defs/n~1~0"}}}},
+            "$ref": "#/$defs/n~1~0"},
+    "ref-root": {"type": "object", "properties": {"v": ONE, "next": {"$ref": "#"}}},
+    "notes": {"title": "x", "description": "y", "default": 3, "examples": [1], "type": "null"},
+}  # fmt: skip
+
+
+@cache
+def compiler():
+    tokenizer = Tokenizer.load(DATA / "tokenizers" / "tiny" / "tokenizer.json")
+    size = tokenizer.vocab_size
+    reserved = set(tokenizer.reserved.values())
+    words = [b"" if i in reserved else tokenizer.token_bytes(i) for i in range(size)]
+    return library(tokenizer, size, is_json=True), words
+
+
+def documents(schema: Any, count: int, seed: int = 0, most: int = 300):
+    """Random documents through the mask, with a push towards their end."""
+    import xgrammar
+
+    compile_, words = compiler()
+    how = {"any_whitespace": False, "separators": (", ", ": ")}
+    compiled = compile_.compile_json_schema(check_schema(schema), **how)
+    closing = np.array([word in (b'"', b"]", b"}") for word in words])
+    single = np.array([len(word) == 1 for word in words])
+    rng = np.random.default_rng(seed)
+    bits = np.zeros((1, -(-len(words) // 32)), dtype=np.int32)
+    for _ in range(count):
+        matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=[END])
+        text = b""
+        for step in range(most):
+            matcher.fill_next_token_bitmask(bits, 0)
+            ids = np.flatnonzero(np.unpackbits(bits.view(np.uint8)[0], bitorder="little"))
+            assert len(ids), f"a dead end after {text!r}"
+            push = 0.2 + step / most
+            if END in ids and (len(ids) == 1 or rng.random() < push):
+                yield text
+                break
+            ids = ids[ids != END]
+            wanted = closing if rng.random() < push else single if rng.random() < 0.6 else None
+            few = ids if wanted is None else ids[wanted[ids]]
+            token = int(rng.choice(few if len(few) else ids))
+            assert matcher.accept_token(token)
+            text += words[token]
+
+
+def validate(schema: Any, count: int, seed: int = 0) -> None:
+    judge = jsonschema.Draft202012Validator(schema)
+    found = 0
+    for text in documents(schema, count, seed):
+        judge.validate(json.loads(text.decode(errors="replace")))
+        found += 1
+    assert found > 0.8 * count
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_every_document_fulfils_its_schema(name):
+    validate(KEPT[name], 15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KEPT)
+def test_every_one_of_many_documents_fulfils_its_schema(name):
+    validate(KEPT[name], 1500, seed=1)
+
+
+REFUSED = [
+    ({"type": "array", "uniqueItems": True}, "#/uniqueItems"),
+    ({"type": "array", "contains": ONE}, "#/contains"),
+    ({"type": "object", "properties": {"a/b": {"not": ONE}}}, "#/properties/a~1b/not"),
+    ({"type": "integer", "if": ONE, "then": ONE}, "#/if"),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, "#/dependentRequired"),
+    ({"type": "object", "patternProperties": {"^a": ONE}}, "#/patternProperties"),
+    ({"type": "object", "propertyNames": {"pattern": "^a$"}}, "#/propertyNames"),
+    ({"type": "object", "minProperties": 1}, "#/minProperties"),
+    ({"type": "string", "format": "email"}, "#/format"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "#/oneOf/1"),
+    ({"allOf": [{"type": "integer"}]}, "#/allOf"),
+    ({"$ref": "#/$defs/a", "minimum": 5, "$defs": {"a": {"type": "integer"}}}, "#/minimum"),
+    ({"type": "integer", "anyOf": [ONE]}, "#/type"),
+    ({"minimum": 3}, "#/minimum"),
+    ({"type": "number", "multipleOf": 0.5}, "#/multipleOf"),
+    ({"type": "integer", "multipleOf": 101}, "#/multipleOf"),
+    ({"type": "string", "pattern": "[a-c]"}, "#/pattern"),
+    ({"type": "string", "pattern": "^a(?=b)b$"}, "#/pattern"),
+    ({"type": "string", "pattern": "^a|b$"}, "#/pattern"),
+    ({"type": "string", "pattern": "^.{2}$"}, "#/pattern"),
+    ({"type": "string", "pattern": "^a$b$"}, "#/pattern"),
+    ({"type": "string", "pattern": '^"$'}, "#/pattern"),
+    ({"type": "string", "pattern": "^a$", "maxLength": 3}, "#"),
+    ({"type": "number", "minimum": 1e-12}, "#/minimum"),
+    ({"type": "string", "enum": ["a", 1]}, "#/enum"),
+    ({"const": 12345678901234567890}, "#/const"),
+    ({"type": "object", "properties": {"a": ONE}, "required": ["z"]}, "#/required"),
+    ({"$ref": "http://elsewhere/schema"}, "#/$ref"),
+    ({"type": "array", "items": [ONE]}, "#/items"),
+    ({"type": "word"}, "#/type"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema, place", REFUSED)
+def test_what_is_not_kept_is_refused_with_its_place(schema, place):
+    with pytest.raises(ValueError) as err:
+        check_schema(schema)
+    assert str(err.value).startswith(f"{place}: ")
+
+
+NOTHING = [
+    False,
+    {"enum": []},
+    {"anyOf": []},
+    {"type": []},
+    {"type": "integer", "minimum": 5, "maximum": 3},
+    {"type": "number", "exclusiveMinimum": 1, "maximum": 1},
+    {"type": "integer", "multipleOf": 10, "minimum": 1, "maximum": 9},
+    {"type": "array", "minItems": 3, "maxItems": 1},
+    {"type": "string", "minLength": 3, "maxLength": 1},
+    {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    {"$ref": "#"},
+    {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+    {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+    {"type": "array", "items": False, "minItems": 1},
+]
+
+
+@pytest.mark.parametrize("schema", NOTHING)
+def test_what_admits_nothing_is_refused(schema):
+    with pytest.raises(ValueError, match="#"):
+        check_schema(schema)
+
+
+HOSTILE = [
+    "",
+    "{",
+    "null",
+    "3",
+    "[]",
+    '"x"',
+    '{"a": NaN}',
+    '{"type": "null"} x',
+    "[" * 10**5,
+    b"{}",
+    None,
+    3,
+    '{"const": "\\ud800"}',
+    '{"type": "null", "type": "integer"}',
+    {"const": {1, 2}},
+    {"const": 1e999},
+    {"const": "x" * schema_check.MAX_SCHEMA_CHARS},
+    {"$defs": 3},
+    {"properties": 3, "type": "object"},
+    {"type": "object", "properties": {str(i): True for i in range(1001)}},
+    {"$ref": 3},
+    {"$ref": "#/$defs"},
+    {"$defs": {"a": 3}},
+    {"type": "string", "pattern": 3},
+    {"type": "string", "pattern": "^($"},
+    {"type": "string", "maxLength": 10**9},
+    {"type": "array", "minItems": -1},
+    {"type": "integer", "minimum": True},
+]
+
+
+@pytest.mark.parametrize("schema", HOSTILE)
+def test_hostile_schemas_are_refused(schema):
+    with pytest.raises(ValueError):
+        check_schema(schema)
+
+
+def test_a_deep_schema_is_refused_and_a_wide_one_serves():
+    deep: Any = {"type": "null"}
+    for _ in range(70):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(ValueError, match="nested"):
+        check_schema(deep)
+    wide = {"type": "object", "properties": {f"field_{i}": {"type": "string"} for i in range(300)}}
+    assert json.loads(check_schema(wide)) == wide
+
+
+@pytest.mark.parametrize(
+    "pattern", ["[0-9]+", "^a|b$", "(a|b){2,3}c*?", "a\\.b", "é[^x]", "\\d\\w\\s"]
+)
+def test_patterns_that_serve(pattern):
+    check_regex(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "",
+        3,
+        "a" * 10_001,
+        "a{10001}",
+        "(?=a)b",
+        "(?i)a",
+        "a^b",
+        "a$b",
+        "(",
+        "a)",
+        "*a",
+        "\\1",
+        "\\bx",
+        "[a",
+        "a\\",
+        "a**",
+        "(?<n>a)",
+        "\ud800",
+        "a{1000000000000}",
+    ],
+)
+def test_patterns_that_do_not(pattern):
+    with pytest.raises(ValueError):
+        check_regex(pattern)
+
+
+@pytest.mark.parametrize("rules", ["", None, "x" * 100_001, 'root ::= "a"{10001}', "\ud800"])
+def test_rules_that_do_not_serve(rules):
+    with pytest.raises(ValueError):
+        check_ebnf(rules)
