@@ -72,10 +72,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of ordinary text; never a reserved id. ValueError for lone surrogates."""
-        data = _utf8(text)
-        if self._fast is None:
-            return merge_bytes(data, self._ranks)
-        return self._fast.encode(data.decode("latin-1"), add_special_tokens=False).ids
+        return self._encode_all([_utf8(text)])[0]
 
     def encode_parts(self, parts: Prompt | Iterable[Part]) -> list[int]:
         """The ids of a prompt in parts. Each text part is encoded for itself, so no merge crosses
