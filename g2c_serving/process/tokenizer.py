@@ -141,19 +141,18 @@ class Tokenizer:
     def _encode_each(self, prompt: Prompt) -> list[list[int]]:
         """The ids of each part. The texts go to all cores at once, the interpreter lock released
         (TOKENIZERS_PARALLELISM=false: to one)."""
-        texts, found = [], []
+        texts = []
         for index, part in enumerate(prompt):
             try:
                 if isinstance(part, Reserved):
-                    found.append([self.reserved_id(part.name)])
+                    self.reserved_id(part.name)
                 else:
-                    found.append([])
-                    texts.append((index, _utf8(part.text)))
+                    texts.append(_utf8(part.text))
             except ValueError as err:
                 raise ValueError(f"part {index}: {err}") from None
-        for (index, _), ids in zip(texts, self._encode_all([t for _, t in texts]), strict=True):
-            found[index] = ids
-        return found
+        alone = {name: [token_id] for name, token_id in self.reserved.items()}
+        encoded = iter(self._encode_all(texts))
+        return [alone[p.name] if isinstance(p, Reserved) else next(encoded) for p in prompt]
 
     def _encode_all(self, texts: list[bytes]) -> list[list[int]]:
         if self._fast is None:
