@@ -35,6 +35,13 @@ class Control:
     def value(self, value: Any) -> None:
         self.widget.value = value
 
+    def set_high(self, high: int) -> None:
+        """Give a slider another upper end, as `update` finds it; a value above it comes down."""
+        self.ends = self.ends[0], high
+        for widget in (self.widget, *getattr(self.view, "children", ())):
+            if getattr(widget, "max", high) != high:
+                widget.max = high
+
 
 def slider(
     label: str, low: float, high: float, value: float, step: float = 1, *, live: bool = True
@@ -141,8 +148,10 @@ def _decimals(number: float) -> int:
 
 
 def _side_by_side(box: w.Widget, bar: w.Widget) -> w.HBox:
-    """Without a scrollbar when the handle stands at the end of the bar and a little beyond."""
-    return w.HBox([box, bar], layout=w.Layout(overflow="visible"))
+    """Without a scrollbar when the handle stands at the end of the bar and a little beyond; on a
+    narrow page the bar goes below its box."""
+    layout = w.Layout(overflow="visible", flex_flow="row wrap", max_width="100%")
+    return w.HBox([box, bar], layout=layout)
 
 
 def _box_width(label: str) -> w.Layout:

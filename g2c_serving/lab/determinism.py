@@ -114,12 +114,13 @@ def _tally(matrix: Matrix, row: str) -> str:
 # the picture
 
 
-def panel(matrix: Matrix) -> Panel:
-    """The matrix; choose a cell to read where its two runs part, and why."""
+def panel(matrix: Matrix, row: str = f"{PLAIN}, on an edge", column: str | None = None) -> Panel:
+    """The matrix; choose a cell to read where its two runs part, and why. It opens on `row` and
+    `column`, the first one if None."""
     columns = tuple(dict.fromkeys(column for _, column in matrix.cells))
     controls = {
-        "row": choice("Contracts", tuple(ROWS), f"{PLAIN}, on an edge"),
-        "column": choice("What changes", columns),
+        "row": choice("Contracts", tuple(ROWS), row),
+        "column": choice("What changes", columns, column),
     }
     return Panel(
         lambda figure: _draw(figure, matrix, columns),

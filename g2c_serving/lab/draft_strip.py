@@ -35,7 +35,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     ORDINARY: {"facecolor": BLUE, "hatch": "...", "label": "+ ordinary"},
 }
 MARKS = {fate: look["label"].split()[0] for fate, look in LOOKS.items()}
-DRAFTS, TOKENS, STEPS = 5, 60, 10  # every run has so many steps: 60 tokens, at most 6 in each
+DRAFTS, TOKENS = 5, 60  # so a run has ten steps or more
 BUDGETED = "budgeted, on an invented step time"
 PROMPTS = ("This is the story of a shy dragon", "Once upon a time")  # hard and easy for the drafter
 MOST_STEPS = 24  # columns of the strip
@@ -90,7 +90,7 @@ def panel(lm: LanguageModel, drafter: LanguageModel, seed: int = 0) -> Panel:
         return run(lm, drafter, prompt, temperature, budgeted, seed)
 
     controls = {
-        "step": slider("Step", 1, STEPS, 2),
+        "step": slider("Step", 1, TOKENS // (1 + DRAFTS), 2),
         "temperature": stops("Temperature", (0.0, 0.7, 1.0, 1.3), 1.0),
         "verification": choice("Verification", ("fixed 5", BUDGETED)),
         "prompt": choice("Text", PROMPTS),
@@ -99,6 +99,8 @@ def panel(lm: LanguageModel, drafter: LanguageModel, seed: int = 0) -> Panel:
     def update(art: dict[str, Any], step: int, **settings: Any) -> str:
         prompt, temperature = settings["prompt"], settings["temperature"]
         told = story(prompt, temperature, settings["verification"] == BUDGETED)
+        controls["step"].set_high(len(told.steps))
+        step = min(step, len(told.steps))
         return f"{settings['verification']}, {_update(art, lm, told, step, temperature)}"
 
     return Panel(_draw, update, controls)
