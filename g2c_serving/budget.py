@@ -6,10 +6,10 @@ this step's survival products (`split`). A total chosen from this step's own con
 depend on the drafts that it decides to check, and what comes out would no longer be the target's
 distribution: `lab/exact_budget.py` counts it out.
 
-A step's time is profiled once, when it is first needed, and corrected by running medians: the
-target's pass by its rows, drafting and the rest by the requests. Drafting costs time too, so the
-best budget may be none; then a few requests draft all the same now and then, ever more rarely, to
-see whether that still holds.
+A step's time is profiled when the engine is made, and corrected by running medians: the target's
+pass by its rows, drafting and the rest by the requests. Drafting costs time too, so the best budget
+may be none; then a few requests draft all the same now and then, ever more rarely, to see whether
+that still holds. Left out: the rows of prompts in the same step, and of requests that cannot draft.
 Mirrors `csrc/engine/mtp_varlen.hpp` and `schedule_mtp_varlen.py` of DeepInfer (Brief, section 4),
 whose planner is described by its four steps only.
 """
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from g2c_serving.config import Speculation
+from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.drafting import Drafter
 from g2c_serving.forward.model import Transformer
 from g2c_serving.history import StepRecord
@@ -39,12 +39,12 @@ MEMORY = 0.05  # least weight of a step in the usual confidences
 class StepTimes:
     """Where a step's time goes, in ms: the target's pass by rows, all else by requests."""
 
-    def __init__(
-        self, target: Transformer, drafter: Drafter, block_size: int, max_rows: int
-    ) -> None:
-        self.target = profile(target, block_size, max_rows)
-        one = profile(drafter.model, block_size, max_rows).up_to(max_rows)
+    def __init__(self, target: Transformer, drafter: Drafter, config: EngineConfig) -> None:
         passes = 1 + drafter.num_drafts
+        max_rows = min(config.max_num_batched_tokens, config.max_num_seqs * passes)
+        sizes = config.block_size, max_rows
+        self.target = profile(target, *sizes, num_blocks=config.num_blocks)
+        one = profile(drafter.model, *sizes, num_blocks=config.num_blocks).up_to(max_rows)
         self.drafting = StepCurve(range(1, max_rows + 1), (passes * one[1:]).tolist())
         guess = [1, max_rows], [0.5, 0.5 + 0.02 * max_rows]  # until the first step is measured
         self.rest = {drafted: StepCurve(*guess) for drafted in (False, True)}
@@ -53,7 +53,7 @@ class StepTimes:
         """Learn from a step. A row of a prompt counts like any other."""
         if not record.rows:
             return
-        requests, drafted = len(record.rows), record.draft_ms > 0
+        requests, drafted = len(record.rows), bool(record.drafts)
         self.target.record(record.num_tokens, record.forward_ms - record.draft_ms)
         self.rest[drafted].record(requests, record.total_ms - record.forward_ms)
         if drafted:
@@ -91,12 +91,11 @@ class VerifyBudget:
         speculation: Speculation,
         target: Transformer,
         drafter: Drafter,
-        block_size: int,
-        max_rows: int,
+        config: EngineConfig,
     ) -> None:
-        self.step_time = given_curve(speculation.step_time, max_rows)
-        self._parts = target, drafter, block_size, max_rows
-        self._times: StepTimes | None = None
+        self.step_time = given_curve(speculation.step_time, config.max_num_batched_tokens)
+        measures = speculation.mode == "budgeted" and self.step_time is None
+        self.times = StepTimes(target, drafter, config) if measures else None
         self._wait = self._waited = 0  # steps between probes, and since the last
         self._load = 0  # requests at the last probe
         self._seen = 0
@@ -107,16 +106,18 @@ class VerifyBudget:
     # before the drafts are drawn
 
     def total(self, requests: Sequence[Request], room: int) -> tuple[int, Sequence[Request]]:
-        """How many drafts of `requests` (R) to check, at most `room`, and who is to draft."""
+        """How many drafts of `requests` (R) to check, at most `room`, and who is to draft. Where
+        drafting is free all draft, even if none is checked: their confidences are news."""
         most = len(requests) + room
-        if self.step_time is not None:
+        if self.times is None:
+            assert self.step_time is not None
             return plan(self._known(requests), self.step_time, most).rows - len(requests), requests
         if self._waited < self._wait and 0.8 < len(requests) / self._load < 1.25:
             self._waited += 1
             return 0, []
-        times = self.times
-        drafting = plan(self._known(requests), times.step_ms(len(requests), most, True), most)
-        without = times.step_ms(len(requests), len(requests), False)[-1]
+        known, step_ms = self._known(requests), self.times.step_ms
+        drafting = plan(known, step_ms(len(requests), most, True), most)
+        without = step_ms(len(requests), len(requests), False)[-1]
         if drafting.tokens_per_ms > WORTH_IT * len(requests) / without:
             self._wait = self._waited = 0
             return drafting.rows - len(requests), requests
@@ -134,12 +135,6 @@ class VerifyBudget:
         self._load = len(requests)
         few = sorted(requests, key=lambda request: request.drafter_lag)[:PROBED]
         return min(room, len(few) * len(self.usual)), few
-
-    @property
-    def times(self) -> StepTimes:
-        if self._times is None:
-            self._times = StepTimes(*self._parts)
-        return self._times
 
     # when they are drawn
 
@@ -166,5 +161,5 @@ class VerifyBudget:
             self.table.learn(scores[judged], (index < accepted[:, None])[judged])
 
     def record(self, record: StepRecord) -> None:
-        if self._times is not None:
-            self._times.record(record)
+        if self.times is not None:
+            self.times.record(record)

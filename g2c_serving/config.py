@@ -48,14 +48,14 @@ class Speculation:
                 f"mode={self.mode!r} must be 'fixed' or 'budgeted'; EngineConfig(speculation=None) "
                 "turns speculation off"
             )
-        count = as_int("num_drafts", self.num_drafts, 1, MAX_DRAFTS)
+        count = as_int("Speculation.num_drafts", self.num_drafts, 1, MAX_DRAFTS)
         object.__setattr__(self, "num_drafts", count)
         if not hasattr(self.drafter, "weights"):
             raise ValueError(
                 f"drafter={self.drafter!r} must be a loaded model: "
                 "drafter=g2c_serving.load('tiny-drafter')"
             )
-        guard = as_number("guard", self.guard)
+        guard = as_number("Speculation.guard", self.guard)
         if guard < 0:
             raise ValueError(f"guard={self.guard} must be 0 (exact) or more")
         object.__setattr__(self, "guard", guard)

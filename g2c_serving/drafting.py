@@ -1,10 +1,10 @@
 """The drafter at work: n tokens for each request that speculates, one small pass after the other.
 
-It ties a forward and a sampling phase of its own together, as the engine does for the target. Its
-cache keeps step with the target's: what the target computes, prompts too, it computes as well, and
-the last draft is sent through it although nothing is drawn after it, since the draft may be
-accepted. Its draws lie on a lane of their own of each request's key, so that drafts too depend on
-the request alone. Plays the part of DSpark in DeepInfer (Brief, section 4).
+It ties a forward and a sampling phase of its own together, as the engine does for the target.
+Before it drafts, its cache is brought abreast of the target's, and the last draft is sent through
+it although nothing is drawn after it, since the draft may be accepted. Its draws lie on a lane of
+their own of each request's key, so that drafts too depend on the request alone. Plays the part of
+DSpark in DeepInfer (Brief, section 4).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.request import Request
 from g2c_serving.sample import rng
 from g2c_serving.sample.grammar import DraftMasks
-from g2c_serving.sample.sampler import WEIGHT_BITS, SamplingBatch, batch_of, draw, weigh
+from g2c_serving.sample.sampler import SamplingBatch, batch_of, draw, weigh
 from g2c_serving.sample.speculation import Drafts
 
 
@@ -62,7 +62,7 @@ class Drafter:
             tokens[:, i], weights[:, i] = self._draw(logits[:, :vocab], ahead, i, mask)
             if masks is not None:
                 masks.advance(tokens[:, i])
-            scores[:, i] = self._score(logits, weights[:, i])
+            scores[:, i] = self._score(logits)
             logits = self._advance(tokens[:, i], ahead.positions, tables, i)
         if masks is not None:
             masks.next()  # of the token after the last draft
@@ -80,14 +80,15 @@ class Drafter:
         tokens = draw(weights.clone(), words).tokens
         return tokens.clamp(max=self.vocab_size - 1), weights
 
-    def _score(self, logits: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def _score(self, logits: torch.Tensor) -> torch.Tensor:
         """How likely the drafts are accepted, (S,), from what is known before they are drawn: the
-        confidence head's word, or else the drafter's largest probability. The probability of the
-        token that was drawn would look at the draft itself."""
+        confidence head's word, or else the drafter's largest probability, at temperature 1 for all.
+        The probability of the token that was drawn would look at the draft itself."""
         if self.model.has_confidence:
-            return logits[:, -1].float().sigmoid().nan_to_num(0.0)
-        total = weights.sum(-1)  # 0 for a fault: such a draft is never accepted
-        return (2.0**WEIGHT_BITS / total.clamp(min=1)).where(total > 0, 0.0)
+            score = logits[:, -1].float().sigmoid()
+        else:
+            score = logits.float().softmax(-1).amax(-1)
+        return score.nan_to_num(0.0)
 
     def _advance(
         self, tokens: torch.Tensor, positions: np.ndarray, tables: torch.Tensor, i: int

@@ -37,6 +37,8 @@ class Drafted:
     accepted      the first so many stand
     token         follows those: resampled if accepted < verified, else an ordinary draw; negative
                   for a fault
+    kept          tokens that the request got: all accepted and the one after them, unless it ended
+                  sooner
     """
 
     request_id: int
@@ -47,6 +49,7 @@ class Drafted:
     verified: int
     accepted: int
     token: int
+    kept: int
 
 
 @dataclass(slots=True)
@@ -54,7 +57,7 @@ class StepRecord:
     """What one step did.
 
     start_ms, *_ms       when it began, counted from the engine's making, and its four phases
-    draft_ms             the drafter's part of forward_ms
+    draft_ms             the drafter's part of forward_ms, what it only follows included
     rows                 what was computed, request by request
     drafts               what became of the drafts, request by request
     finished, preempted  request ids, one entry for each sample
@@ -103,13 +106,13 @@ class EngineStats:
     cached_tokens are prompt tokens that were found in the cache when they were first needed.
 
     With speculation, counted once for each request in each step in which it had drafts: `passes`,
-    the drafts that were drawn, those that were verified, and those that were accepted. "Acceptance"
-    is said of several things:
+    the drafts that were drawn, those that were verified, those that were accepted, and the tokens
+    that were `kept`. "Acceptance" is said of several things:
 
     acceptance_rate       accepted / verified: the Brief's 66 and 90 %
     accepted_per_drafted  accepted / drafted: the parent course's
     accepted_length       accepted drafts in a pass: the Brief's 3.30 and 3.21
-    tokens_per_pass       one more: the token after them
+    tokens_per_pass       kept / passes: one more, but where a request ended before its last draft
     """
 
     steps: int = 0
@@ -122,6 +125,7 @@ class EngineStats:
     drafted: int = 0
     verified: int = 0
     accepted: int = 0
+    kept: int = 0
 
     @property
     def acceptance_rate(self) -> float:
@@ -137,7 +141,7 @@ class EngineStats:
 
     @property
     def tokens_per_pass(self) -> float:
-        return 1 + self.accepted_length
+        return self.kept / max(self.passes, 1)
 
     def count(self, record: StepRecord, peak_blocks: int) -> None:
         self.steps += 1
@@ -149,6 +153,7 @@ class EngineStats:
         self.drafted += sum(len(d.tokens) for d in record.drafts)
         self.verified += sum(d.verified for d in record.drafts)
         self.accepted += sum(d.accepted for d in record.drafts)
+        self.kept += sum(d.kept for d in record.drafts)
 
 
 class Stopwatch:

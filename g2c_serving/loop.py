@@ -69,16 +69,17 @@ class Loop:
         watch = Stopwatch()
         record = StepRecord(start_ms=1e3 * (time.perf_counter() - self._made))
         with deferred_interrupt():
-            scheduled, batch = self._schedule()
+            scheduled = self._schedule()
         record.schedule_ms = watch.lap()
         sampled: Sampled = {}
         drafted: Round | None = None
         error = None
         try:
-            scheduled, batch, drafted = self._draft(scheduled, batch)
-            record.draft_ms = watch.lap() if drafted else 0.0
-            logits = self._forward(batch)
-            record.forward_ms = record.draft_ms + watch.lap()
+            scheduled, drafted = self._draft(scheduled)
+            if self.speculator is not None:
+                record.draft_ms = record.forward_ms = watch.lap()
+            logits = self._forward(self._batch(scheduled, drafted))
+            record.forward_ms += watch.lap()
             sampled = self._sample(scheduled, logits, drafted)
             record.sample_ms = watch.lap()
         except Exception as err:  # it belongs to no row in particular: all rows of the step end
@@ -87,32 +88,32 @@ class Loop:
             record.forward_ms += watch.lap()
         record.rows = rows_of(scheduled)
         with deferred_interrupt():
+            self._process(scheduled, sampled, error)
             if drafted is not None and error is None and self.speculator is not None:
                 record.drafts = self.speculator.settle(drafted, scheduled, sampled)
-            self._process(scheduled, sampled, error)
             self._remember(record)
             record.process_ms = watch.lap()
-            if self.speculator is not None:
+            if self.speculator is not None and error is None:
                 self.speculator.budget.record(record)
 
     # the four phases
 
-    def _schedule(self) -> tuple[list[Scheduled], ForwardBatch | None]:
-        """The step's rows and their flat batch. Rows of like length stand side by side, as the
-        attention groups want them."""
+    def _schedule(self) -> list[Scheduled]:
+        """The step's rows. Those of like length stand side by side, as the attention groups want
+        them."""
         self._join()
         scheduled = self.scheduler.schedule()
         self._report(self.scheduler.failed)
         self.scheduler.failed = []
         self.block_manager.prepare(self.pages)
         self.prefix_cache.load(self.pages)
-        if not scheduled:
-            return [], None
         scheduled.sort(key=lambda s: (s.num_tokens, s.num_computed))
-        return scheduled, self._batch_of(scheduled)
+        return scheduled
 
-    def _batch_of(self, scheduled: list[Scheduled]) -> ForwardBatch:
-        """The flat batch of a step, with places for the drafts that are checked."""
+    def _batch(self, scheduled: list[Scheduled], drafted: Round | None) -> ForwardBatch | None:
+        """The flat batch of a step, with the drafts that are checked; None without any row."""
+        if not scheduled:
+            return None
         chunks = []
         for s in scheduled:
             known = s.request.token_ids[s.num_computed : s.num_computed + s.num_tokens]
@@ -125,22 +126,21 @@ class Loop:
             window["first_new"] = [max(s.num_computed, s.request.replay_until) for s in scheduled]
         block_size, device = self.config.block_size, self.config.device
         each = [1 + scheduled[i].num_verified for i in wanted]
-        return build_batch(chunks, tables, block_size, wanted, device, logits_each=each, **window)
+        batch = build_batch(chunks, tables, block_size, wanted, device, logits_each=each, **window)
+        if drafted is None or self.speculator is None:
+            return batch
+        return self.speculator.fill(batch, scheduled, drafted)
 
-    def _draft(
-        self, scheduled: list[Scheduled], batch: ForwardBatch | None
-    ) -> tuple[list[Scheduled], ForwardBatch | None, Round | None]:
+    def _draft(self, scheduled: list[Scheduled]) -> tuple[list[Scheduled], Round | None]:
         """With speculation: the drafter's part of the forward phase, and the step with its rows for
         the drafts that the target is to check."""
-        if self.speculator is None or batch is None:
-            return scheduled, batch, None
+        if self.speculator is None or not scheduled:
+            return scheduled, None
         total = self.scheduler.drafting.num_rows
         tables = [self.block_manager.tables[s.request.sequence_id] for s in scheduled]
-        scheduled, one = self.speculator.draft(scheduled, tables, total)
-        if one is None:
-            return scheduled, batch, None
+        scheduled, drafted = self.speculator.draft(scheduled, tables, total)
         scheduled.sort(key=lambda s: (s.num_tokens + s.num_verified, s.num_computed))
-        return scheduled, self.speculator.fill(self._batch_of(scheduled), scheduled, one), one
+        return scheduled, drafted
 
     def _forward(self, batch: ForwardBatch | None) -> torch.Tensor | None:
         """Logits (M, V) of the requests that sample in this step: a row for each, and one for each
@@ -174,8 +174,7 @@ class Loop:
             if s.request.num_uncomputed == 0:
                 for request in s.request.family:
                     self._append(request, sampled[request.sequence_id])
-                if s.num_drafts:
-                    self._roll_back(s.request, len(sampled[s.request.sequence_id]) - 1)
+                self._roll_back(s.request, len(sampled[s.request.sequence_id]) - 1)
                 self._fork_siblings(s.request)
         self._report([request for request in moved if request.state != EXPECTED])
 
@@ -233,7 +232,8 @@ class Loop:
         give back the blocks that the others needed."""
         kept = min(accepted, request.num_uncomputed)
         request.num_computed_tokens += kept
-        self.prefix_cache.commit(request, request.num_ready - kept)
+        if kept:
+            self.prefix_cache.commit(request, request.num_ready - kept)
         self.block_manager.trim(request.sequence_id, len(request.token_ids))
 
     def _fork_siblings(self, request: Request) -> None:

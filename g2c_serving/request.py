@@ -143,6 +143,11 @@ class Request:
         return len(self.token_ids) - len(self.prompt_token_ids)
 
     @property
+    def num_missing(self) -> int:
+        """Tokens that it may still generate."""
+        return self.params.max_tokens - self.num_generated
+
+    @property
     def num_uncomputed(self) -> int:
         """Tokens that are known but not in the cache; 1 for a request that decodes."""
         return len(self.token_ids) - self.num_computed_tokens
@@ -180,11 +185,8 @@ class Request:
         self.num_forks += 1
         child = Request(request_id, sequence_id, 0, self.prompt_token_ids, self.params, seed)
         child.token_ids, child.logprobs = list(self.token_ids), list(self.logprobs)
-        child.stop_ids, child.cache_salt, child.traffic = (
-            self.stop_ids,
-            self.cache_salt,
-            self.traffic,
-        )
+        child.stop_ids = self.stop_ids
+        child.cache_salt, child.traffic = self.cache_salt, self.traffic
         child.num_given = self.num_given if seed == self.seed else len(self.token_ids)
         child.was_admitted = True  # what it shares was not found in the cache
         child.grammar = self.grammar and self.grammar.fork()

@@ -65,8 +65,8 @@ class Speculator:
         self.is_fixed = speculation.mode == "fixed"
         self.device, self.shares_prompts = config.device, config.enable_prefix_caching
         self.longest = min(target.config.max_seq_len, config.num_blocks * config.block_size)
-        parts = config.block_size, config.max_num_batched_tokens
-        self.budget = VerifyBudget(speculation, target, drafter, *parts)
+        self.block_size, self.most_tokens = config.block_size, config.max_num_batched_tokens
+        self.budget = VerifyBudget(speculation, target, drafter, config)
 
     def draft_rows(self, block_manager: BlockManager) -> DraftRows:
         """What the scheduler asks for the rows of drafts."""
@@ -77,21 +77,38 @@ class Speculator:
 
     def follows(self, s: Scheduled) -> bool:
         """Whether the drafter computes what the target does. Under a budget it is spared the rows
-        of those that do not draft, and catches up when they do; but for prompts that others may
-        share."""
-        mirrored = self.shares_prompts and not s.is_decode
-        return self.is_fixed or s.num_drafts > 0 or mirrored
+        of those that do not draft, and catches up when they do; but for what others may share: the
+        prompt of several samples, and with a prefix cache each block that is full."""
+        if self.is_fixed or s.num_drafts:
+            return True
+        end = s.num_computed + s.num_tokens
+        fills = end // self.block_size > s.num_computed // self.block_size
+        return bool(s.request.siblings) or self.shares_prompts and (fills or not s.is_decode)
 
-    def note(self, s: Scheduled) -> None:
+    def mirror(self, scheduled: Sequence[Scheduled]) -> list[Scheduled]:
+        """The step with what the drafter computes of each request: all that it is behind, as far as
+        a step's tokens go. Who is not abreast then drafts another time."""
+        room, mirrored = self.most_tokens, []
+        for s in scheduled:
+            behind = s.request.drafter_lag + s.num_tokens
+            taken = min(behind, room) if self.follows(s) else 0
+            room -= taken
+            drafts = s.num_drafts if taken == behind else 0
+            mirrored.append(replace(s, num_mirrored=taken, num_drafts=drafts))
+        return mirrored
+
+    @staticmethod
+    def note(s: Scheduled) -> None:
         """The step is computed: how far the drafter is behind now."""
-        s.request.drafter_lag = 0 if self.follows(s) else s.request.drafter_lag + s.num_tokens
+        s.request.drafter_lag += s.num_tokens - s.num_mirrored
 
     def draft(
         self, scheduled: list[Scheduled], tables: Sequence[Sequence[int]], total: int
     ) -> tuple[list[Scheduled], Round | None]:
         """Draft for those that have rows for it; the step with the number of drafts that the target
         is to check, `total` in all. tables: block ids of each in `scheduled`."""
-        followed = [i for i, s in enumerate(scheduled) if self.follows(s)]
+        scheduled = self.mirror(scheduled)
+        followed = [i for i, s in enumerate(scheduled) if s.num_mirrored]
         if not followed:
             return scheduled, None
         rows = [i for i in followed if scheduled[i].num_drafts]
@@ -107,7 +124,6 @@ class Speculator:
         verified = [scheduled[i].num_drafts for i in rows]
         if not self.is_fixed:
             verified = self.budget.split(total, confidences).tolist()
-        scheduled = list(scheduled)
         for i, count in zip(rows, verified, strict=True):
             scheduled[i] = replace(scheduled[i], num_verified=count)
         row_of = {request.sequence_id: row for row, request in enumerate(requests)}
@@ -120,7 +136,7 @@ class Speculator:
         chunks = []
         for s in scheduled:
             first = s.num_computed - s.request.drafter_lag
-            chunks.append((s.request.token_ids[first : s.num_computed + s.num_tokens], first))
+            chunks.append((s.request.token_ids[first : first + s.num_mirrored], first))
         return build_batch(chunks, tables, self.drafter.cache.block_size, [], self.device)
 
     def fill(self, batch: ForwardBatch, scheduled: Sequence[Scheduled], one: Round) -> ForwardBatch:
@@ -160,7 +176,7 @@ class Speculator:
     def settle(
         self, one: Round, scheduled: Sequence[Scheduled], sampled: Mapping[int, list]
     ) -> list[Drafted]:
-        """Remember what came of the drafts, before the tokens are appended. `sampled`: by sequence
+        """Remember what came of the drafts, once the tokens are appended. `sampled`: by sequence
         id the (token, log-probabilities) of this step."""
         mine = [s for s in scheduled if s.num_drafts]
         rows = one.rows_of([s.request for s in mine])
@@ -180,6 +196,7 @@ class Speculator:
                     s.num_verified,
                     count,
                     sampled[s.request.sequence_id][-1][0],
+                    len(s.request.token_ids) - s.num_computed - 1,
                 )
             )
         return records

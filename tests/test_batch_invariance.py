@@ -261,8 +261,8 @@ class Watched(g.Engine):
         self.seen: dict[tuple[int, ...], torch.Tensor] = {} if seen is None else seen
         self.compared = self.differed = 0
 
-    def _draft(self, scheduled, batch):
-        self.now, *rest = super()._draft(scheduled, batch)
+    def _draft(self, scheduled):
+        self.now, *rest = super()._draft(scheduled)
         return self.now, *rest
 
     def _forward(self, batch):

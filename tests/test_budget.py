@@ -61,7 +61,7 @@ def record(requests: int, rows: int, drafted: bool) -> StepRecord:
 def test_a_steps_time_is_told_apart_by_what_it_grows_with(monkeypatch):
     """Whatever the profile said (here 3 ms and 0.1 ms a row)."""
     line = StepCurve([1, 1000], [3.1, 103.0])
-    monkeypatch.setattr(budget, "profile", lambda *_: StepCurve(line.rows, line.ms))
+    monkeypatch.setattr(budget, "profile", lambda *_, **__: StepCurve(line.rows, line.ms))
     times = budget_of().times
     for _ in range(5):
         for requests in (1, 4, 16):
@@ -89,7 +89,7 @@ def test_where_drafting_pays_all_draft_and_the_best_total_is_taken():
     """Two requests, confidence 0.8, 10 ms and 1 ms a row: by hand, 2 + 2 * (0.8 + ... + 0.8^k)
     tokens in 12 + 2k (+ 1 for the drafts) ms is best at k = 5."""
     mine, requests = budget_of(), requests_of(2)
-    mine._times = Times(row_ms=1.0, draft_ms=1.0)
+    mine.times = Times(row_ms=1.0, draft_ms=1.0)
     survival = [0.8**k for k in range(1, 6)]
     rates = [(2 + 2 * sum(survival[:k])) / (13 + 2 * k) for k in range(6)]
     total, who = mine.total(requests, room=100)
@@ -102,14 +102,14 @@ def test_drafting_must_promise_three_percent(gain, drafts):
     """With free rows and certain drafts a step of R requests brings 6 R tokens; so much dearer that
     only `gain` is left of it."""
     mine, requests = budget_of(), requests_of(8, confidence=1.0)
-    mine._times = Times(row_ms=0.0, draft_ms=10 * 6 / gain - 10)
+    mine.times = Times(row_ms=0.0, draft_ms=10 * 6 / gain - 10)
     total, who = mine.total(requests, room=100)
     assert (total == 40 and len(who) == 8) == drafts
 
 
 def test_where_it_does_not_pay_a_few_draft_now_and_then():
     mine, requests = budget_of(), requests_of(8)
-    mine._times = Times(row_ms=0.0, draft_ms=1000.0)
+    mine.times = Times(row_ms=0.0, draft_ms=1000.0)
     waits, last = [], 0
     for step in range(1, 300):
         total, who = mine.total(requests, room=100)
@@ -124,11 +124,11 @@ def test_where_it_does_not_pay_a_few_draft_now_and_then():
 def test_another_load_is_another_question():
     """It does not wait for the next probe when so many more or fewer run."""
     mine, requests = budget_of(), requests_of(12)
-    mine._times = Times(row_ms=0.0, draft_ms=1000.0)
+    mine.times = Times(row_ms=0.0, draft_ms=1000.0)
     while mine._wait < 15:
         mine.total(requests[:8], room=100)
     assert mine.total(requests[:9], room=100) == (0, [])
-    mine._times = Times(row_ms=0.0, draft_ms=1.0)
+    mine.times = Times(row_ms=0.0, draft_ms=1.0)
     assert mine.total(requests[:8], room=100) == (0, [])
     total, who = mine.total(requests, room=100)
     assert len(who) == 12 and total == 60

@@ -52,7 +52,7 @@ def test_the_naive_rule_says_wise_too_often(lm, drafter):
 
 
 def drafted(verified: int, accepted: int) -> Drafted:
-    return Drafted(0, 0, 9, (1, 2, 3, 4, 5), (0.9,) * 5, verified, accepted, 6)
+    return Drafted(0, 0, 9, (1, 2, 3, 4, 5), (0.9,) * 5, verified, accepted, 6, accepted + 1)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,21 @@ def test_every_run_of_the_strip_is_long_enough_and_fits(lm, drafter):
     for temperature in panel.controls["temperature"].ends:
         for budgeted in (False, True):
             story = draft_strip.run(lm, drafter, draft_strip.PROMPTS[1], temperature, budgeted, 0)
-            assert draft_strip.STEPS <= len(story.steps) <= draft_strip.MOST_STEPS
+            assert 10 <= len(story.steps) <= draft_strip.MOST_STEPS
     panel.controls["verification"].value = draft_strip.BUDGETED
     assert "a pass of 4 rows" in panel.text  # three drafts pay: four rows for the price of one
+
+
+def test_the_strips_slider_ends_with_the_run(lm, drafter):
+    panel = draft_strip.panel(lm, drafter)
+    step, lasts = panel.controls["step"], set()
+    for temperature in panel.controls["temperature"].ends:
+        panel.controls["temperature"].value = temperature
+        step.value = last = step.ends[1]
+        assert panel.error is None and f"step {last} of {last}:" in panel.text
+        lasts.add(last)
+    step.value = max(lasts) + 1
+    assert len(lasts) == 2 and step.value == last  # another run, another end
 
 
 # ---- readings ----
@@ -100,10 +112,10 @@ def test_the_two_readings_of_the_brief():
 
 def test_statistics_divide_as_their_names_say():
     table = acceptance.statistics({"run": EngineStats(passes=10, drafted=50, verified=40,
-                                                      accepted=36)})  # fmt: skip
+                                                      accepted=36, kept=44)})  # fmt: skip
     values = {row[0]: row[2] for row in table.rows}
     assert values["acceptance_rate"] == "90.0%" and values["accepted_per_drafted"] == "72.0%"
-    assert values["accepted_length"] == "3.60" and values["tokens_per_pass"] == "4.60"
+    assert values["accepted_length"] == "3.60" and values["tokens_per_pass"] == "4.40"
 
 
 # ---- the accept rule ----
@@ -145,7 +157,13 @@ def test_by_load_asks_the_learners_planner():
     curve = StepCurve([1, 384], [1.0, 384.0])
     machine = own_budget.Machine({"a": curve}, curve, np.full((64, 5), 0.5))
     table = own_budget.by_load(machine, lambda confidences, step_ms: [1] * len(confidences))
+    assert {row[1] for row in table.rows} == {"1.00; none is better"}  # every row costs 1 ms
+    free = own_budget.Machine({"a": StepCurve([1], [1.0])}, StepCurve([1], [0.01]),
+                              machine.confidences)  # fmt: skip
+    table = own_budget.by_load(free, lambda confidences, step_ms: [1] * len(confidences))
     assert {row[1] for row in table.rows} == {"1.00"}
+    panel = own_budget.panel(machine)
+    assert "times the tokens per ms of no speculation; not speculating is better;" in panel.text
 
 
 def test_prices_begin_at_one(lm):
@@ -158,10 +176,13 @@ def test_prices_begin_at_one(lm):
 
 def test_the_briefs_smallest_case_is_off_by_a_twentieth():
     panel = exact_picture.panel()
-    assert "with 0.9;" in panel.text and "total by the fresh 0.95." in panel.text
+    assert "token 0 with 0.9;" in panel.text
+    assert "write token 0 with 0.9, except *total by the fresh*: 0.95." in panel.text
+    words = [text.get_text() for text in panel.artists["words"]]
+    assert words == ["0.9 = 0.9", "0.9 = 0.9", "0.95 \u2260 0.9", "0.9 = 0.9"]
     for name, value in {"total": 2, "p": 3, "sure": 7, "ms": 13}.items():
         panel.controls[name].value = value
-        assert "settled before" not in panel.text.split("Not by:")[-1]
+        assert "*total settled before*" not in panel.text
 
 
 def test_only_the_fresh_total_fails_in_the_table():

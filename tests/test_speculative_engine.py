@@ -14,6 +14,7 @@ from small_models import random_ids, random_lm
 import g2c_serving as g
 from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.draft_model import DraftModel
+from g2c_serving.sample import rng
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.schedule.cost_model import CostModel
 
@@ -348,6 +349,51 @@ def test_the_drafters_cache_keeps_step_with_the_targets(mode, drafter):
     assert all(request.num_ready > 0 for i in ids for request in e._requests.get(i, []))
 
 
+def test_each_draft_has_words_of_its_own(monkeypatch):
+    """A position is drafted again after a rejection, as an earlier draft: with the same words the
+    second draft would look at the first, and even a settled total would not be exact."""
+    seen = []
+    real = rng.target_words
+
+    def watched(seeds, positions, use=0, lane=0, draft=0):
+        if lane == rng.DRAFTER_LANE:
+            words = real(seeds, positions, use, lane=lane, draft=draft)
+            seen.extend((int(p), draft, words[:, i].tolist()) for i, p in enumerate(positions))
+            return words
+        return real(seeds, positions, use, lane=lane, draft=draft)
+
+    monkeypatch.setattr(rng, "target_words", watched)
+    tokens(engine())
+    again = {}
+    for position, draft, words in seen:
+        again.setdefault(position, {}).setdefault(draft, words)
+    several = [list(by_draft.values()) for by_draft in again.values() if len(by_draft) > 1]
+    assert several
+    assert all(len({tuple(words) for words in some}) == len(some) for some in several)
+
+
+def test_a_preempted_fork_knows_how_far_the_drafter_is():
+    """It keeps the blocks that it shares; the drafter has not read all of them."""
+    e = engine("budgeted", LM, num_blocks=40)
+    fate = {"on": False}
+    e.scheduler.drafting.planner = lambda able, room: (
+        (min(room, 5 * len(able)), able) if fate["on"] else (0, [])
+    )
+    parent = e.add(random_ids(LM, 13, 2), seeded(1, max_tokens=30))
+    for _ in range(4):
+        checked_step(e)
+    child = e._requests[e.fork(parent)][0]
+    checked_step(e)
+    e.scheduler._preempt(child)
+    assert child.num_computed_tokens == 16 and child.drafter_lag == 16
+    fate["on"] = True
+    for _ in range(3):
+        checked_step(e)
+        compare_pages(e, child, LM)
+    run(e)
+    assert e.stats.acceptance_rate == 1
+
+
 def test_a_drafter_that_lags_catches_up():
     """Measured times say that drafting does not pay, then that it does."""
     e = engine("budgeted", LM)
@@ -508,7 +554,9 @@ def test_the_records_and_the_ledger_tell_the_same_story():
         position += one.accepted + 1
     assert e.stats.passes == len(drafts) and e.stats.drafted == e.stats.verified == 5 * len(drafts)
     assert e.stats.accepted == sum(d.accepted for d in drafts)
-    assert e.stats.tokens_per_pass == 1 + e.stats.accepted / len(drafts)
+    assert e.stats.kept == len(generated) - 1 == sum(d.kept for d in drafts)  # the first was drawn
+    assert e.stats.tokens_per_pass == e.stats.kept / len(drafts)
+    assert [d.kept for d in drafts[:-1]] == [d.accepted + 1 for d in drafts[:-1]]
 
 
 # ---- interruptions ----
@@ -548,6 +596,30 @@ def raising(error, real, late=1):
         return real(*args, **how)
 
     return wrapped
+
+
+@pytest.mark.parametrize(
+    "spec", [{}, {"step_time": lambda rows: 10.0 + rows}], ids=["own", "given"]
+)
+@pytest.mark.parametrize("where", ["drafter", "target", "verify"])
+def test_an_error_under_a_budget_is_no_measurement(spec, where, monkeypatch):
+    """The step that failed says nothing of times: the waiting one goes on."""
+    e = engine("budgeted", max_num_seqs=1, spec=spec)
+    gone, goes_on = e.add(PROMPT, SEEDED), e.add(PROMPT[:4], SEEDED)
+    checked_step(e)
+    owner = {"drafter": e.speculator.drafter.model, "target": e.model, "verify": g.sampling}[where]
+    name = "next_tokens" if where == "verify" else "forward"
+    owner = g.loop if where == "verify" else owner
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, raising(RuntimeError("no more memory"), getattr(owner, name)))
+        if spec:  # drafts for sure
+            (output,) = checked_step(e)
+        else:
+            output = next(o for _ in range(40) for o in checked_step(e) if o.finish_reason)
+    final = run(e)
+    if output.finish_reason == "error":
+        assert output.request_id == gone and "no more memory" in output.message
+    assert final[goes_on, 0].finish_reason == "length"
 
 
 @pytest.mark.parametrize("where", ["drafter", "verify"])
@@ -606,12 +678,17 @@ def test_a_target_without_numbers_ends_its_own_request(monkeypatch):
     assert final[good, 0].token_ids == ALONE
 
 
-def test_a_drafter_without_numbers_is_never_followed(monkeypatch):
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_drafter_without_numbers_is_never_followed(value, monkeypatch):
     e = engine(drafter=LM)
     real = e.speculator.drafter.model.forward
-    monkeypatch.setattr(
-        e.speculator.drafter.model, "forward", lambda *a: torch.full_like(real(*a), torch.nan)
-    )
+
+    def spoiled(*args):
+        logits = real(*args).clone()
+        logits[:, ::2] = value
+        return logits
+
+    monkeypatch.setattr(e.speculator.drafter.model, "forward", spoiled)
     assert tokens(e, params=GREEDY) == tokens(plain(), params=GREEDY)
     assert e.stats.accepted == 0 and e.stats.verified > 0
     assert max(c for r in e.history for d in r.drafts for c in d.confidences) < 0.1
@@ -683,6 +760,138 @@ def test_blocks_of_drafts_that_were_broken_off_come_back(monkeypatch):
     checked_step(e)
     assert len(e.block_manager.tables[request_id]) == 1
     run(e)
+
+
+def test_a_low_confidence_does_not_end_speculation():
+    """A given step time makes drafting free, so all go on drafting, even where none is checked."""
+    e = engine("budgeted", drafter=LM, spec={"step_time": lambda rows: 1.0 + rows}, num_blocks=400)
+    e.generate([random_ids(LM, 5, 0)], seeded(0, max_tokens=55))
+    assert all(len(record.drafts) == 1 for record in list(e.history)[1:-1])
+    assert e.stats.acceptance_rate == 1 and 0 < e.stats.verified < e.stats.drafted
+
+
+def test_a_budget_that_checks_nothing_keeps_the_prefix_cache():
+    """The second turn finds what the first one wrote, as without speculation."""
+    found = {}
+    for mode in ("off", "fixed", "budgeted"):
+        how = {"enable_prefix_caching": True}
+        e = plain(**how) if mode == "off" else engine(mode, spec={"step_time": steep}, **how)
+        if mode == "budgeted":
+            e.scheduler.drafting.planner = lambda able, room: (0, [])
+        first = e.generate([PROMPT[:8]], seeded(1, max_tokens=30))[0].token_ids
+        second = e.generate([PROMPT[:8] + first + [7, 8, 9]], seeded(2, max_tokens=2))[0]
+        found[mode] = second.num_cached_tokens
+    assert found == {"off": 36, "fixed": 36, "budgeted": 36}
+
+
+def steep(rows: int) -> float:
+    return float(rows)
+
+
+def test_catching_up_takes_no_more_tokens_than_a_step_has():
+    """Contexts of 40 tokens and steps of 16: the drafter reads them in pieces, and drafts then."""
+    e = engine("budgeted", LM, max_num_batched_tokens=16, spec={"step_time": lambda rows: 1.0})
+    fate, sizes = {"on": False}, []
+    real = e.speculator.drafter.model.forward
+
+    def watched(batch, cache):
+        sizes.append(len(batch.token_ids))
+        return real(batch, cache)
+
+    e.speculator.drafter.model.forward = watched
+    e.scheduler.drafting.planner = lambda able, room: (
+        (min(room, 5 * len(able)), able) if fate["on"] else (0, [])
+    )
+    ids = [e.add(random_ids(LM, 40, i), seeded(i, max_tokens=20)) for i in range(2)]
+    for _ in range(8):
+        checked_step(e)
+    assert not sizes and all(e._requests[i][0].drafter_lag >= 40 for i in ids)
+    fate["on"] = True
+    for _ in range(8):
+        checked_step(e)
+        for request in [r for i in ids for r in e._requests.get(i, [])]:
+            compare_pages(e, request, LM)
+    assert max(sizes) <= 16 and e.stats.drafted > 0
+    run(e)
+    assert e.stats.acceptance_rate == 1
+
+
+def test_the_samples_of_a_prompt_let_the_drafter_read_it_once():
+    e = engine("budgeted", LM, spec={"step_time": lambda rows: 1.0}, max_num_batched_tokens=60)
+    seen = []
+    real = e.speculator.drafter.model.forward
+    e.speculator.drafter.model.forward = lambda batch, cache: (
+        seen.append(len(batch.token_ids)), real(batch, cache),
+    )[1]  # fmt: skip
+    e.add(random_ids(LM, 30, 1), seeded(1, n=8, max_tokens=4))
+    run(e)
+    assert seen[0] == 30 and max(seen[1:]) <= 16
+
+
+def test_where_one_token_is_missing_no_draft_is_made():
+    e = engine("budgeted", LM, spec={"step_time": lambda rows: 1.0})
+    e.generate([PROMPT], seeded(1, max_tokens=2))
+    assert e.stats.drafted == 0 and e.stats.steps == 2
+
+
+def test_greedy_requests_without_a_head_have_confidences_of_their_own():
+    """Temperature 0 leaves one token, whose share is 1 whatever the drafter thinks of it."""
+    e = engine("budgeted", NEAR, spec={"step_time": lambda rows: 1.0 + 0.01 * rows})
+    e.generate([random_ids(LM, 6, i) for i in range(6)], GREEDY)
+    confidences = {c for record in e.history for d in record.drafts for c in d.confidences}
+    assert len(confidences) > 20
+
+
+@pytest.mark.parametrize("guard", [0.0, 0.5])
+def test_the_guard_is_the_engines_option(guard, monkeypatch):
+    seen = []
+    real = g.speculating.verify
+    monkeypatch.setattr(
+        g.speculating, "verify", lambda *a, **k: (seen.append(a[4]), real(*a, **k))[1]
+    )
+    e = engine(spec={"guard": guard})
+    tokens(e)
+    assert set(seen) == {guard}
+
+
+def test_a_request_remembers_its_own_confidences():
+    e = engine("budgeted", spec={"step_time": steps}, max_num_batched_tokens=24)
+    for i in range(3):
+        e.add(random_ids(LM, 5 + i, i), seeded(i, max_tokens=30))
+    for _ in range(6):
+        checked_step(e)
+        running = {r.request_id: r for r in e.scheduler.running}
+        for d in e.history[-1].drafts:
+            if d.request_id in running:
+                assert running[d.request_id].confidences.tolist() == list(d.confidences)
+
+
+def test_the_table_learns_from_raw_scores_of_the_right_requests(monkeypatch):
+    e = engine("budgeted", spec={"step_time": lambda rows: 1.0})
+    learnt, scores, table = [], {}, e.speculator.budget.table
+    table.learn(np.linspace(0, 1, 500), np.zeros(500, dtype=bool))  # so far all fell
+    real = e.speculator.drafter.propose
+
+    def propose(batch, requests, *how):
+        drafts = real(batch, requests, *how)
+        scores.update({r.request_id: drafts.scores[i].tolist() for i, r in enumerate(requests)})
+        return drafts
+
+    monkeypatch.setattr(e.speculator.drafter, "propose", propose)
+    monkeypatch.setattr(e.speculator.budget, "learn", lambda *a: learnt.append(a))
+    for i in range(4):
+        e.add(random_ids(LM, 4 + 3 * i, i), seeded(i, max_tokens=12))
+    for _ in range(4):
+        checked_step(e)
+        if e.history[-1].drafts:
+            got, verified, accepted = learnt[-1]
+            for row, d in enumerate(e.history[-1].drafts):
+                mine = scores[d.request_id]
+                assert got[row].tolist() == pytest.approx(mine)
+                assert d.confidences == pytest.approx(table.read(np.array(mine)))
+                assert max(d.confidences) < max(mine)
+                assert (verified[row], accepted[row]) == (d.verified, d.accepted)
+    assert learnt
 
 
 def test_what_comes_out_under_a_budget_follows_the_target():

@@ -137,7 +137,7 @@ def test_profile_of_windows_invariant_numerics_and_a_short_context():
         ([1, 2], [1.0], "one time for each"),
         ([2, 1], [1.0, 2.0], "must rise"),
         ([1, 1], [1.0, 2.0], "none twice"),
-        ([0], [1.0], "rows=0 must be an integer, 1 or more"),
+        ([0], [1.0], "rows=0 must be an integer, from 1"),
         ([1.5], [1.0], "rows=1.5"),
         ([1], [0.0], "ms=0.0 must be positive"),
         ([1], [float("nan")], "ms=nan"),

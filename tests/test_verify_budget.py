@@ -197,6 +197,7 @@ def test_what_is_handed_in_stays_as_it_is():
         (0.5, "one a request"),
         ("high", "one a request"),
         ([], "at least one"),
+        ([[0.5, [0.5]]], "rows of numbers"),
         (np.empty((0, 5)), "at least one"),
     ],
 )
@@ -216,10 +217,16 @@ def test_confidences_that_are_none(confidences, words):
         ([10.0] * 6 + [float("nan")] * 9, "6 rows is nan"),
         ([10.0] * 6 + [float("inf")] * 9, "6 rows is inf"),
         (lambda rows: 4.0 - rows, "4 rows is 0.0 ms"),
-        (lambda rows: "slow", "must give ms"),
-        (lambda rows: None, "2 rows is nan"),
-        (None, "fewer than 8 rows"),
-        (13.0, "fewer than 8 rows"),
+        (lambda rows: "slow", "gives ms"),
+        (lambda rows: None, "gives ms"),
+        (lambda rows: 1 / 0, "gives ms.*ZeroDivisionError"),
+        (lambda rows, more: 1.0, "takes a number of rows.*TypeError"),
+        (["1"] * 300, "gives ms"),
+        ([1 + 1j] * 300, "gives ms"),
+        ([10**400] * 300, "gives ms"),
+        ([1.0, [2.0]], "gives ms"),
+        (None, "array of ms by rows"),
+        (13.0, "array of ms by rows"),
     ],
 )
 def test_step_times_that_are_none(step_time, words):

@@ -34,7 +34,7 @@ def statistics(by_run: dict[str, EngineStats]) -> Table:
         "acceptance_rate": ("accepted / verified, the Brief's 66 and 90 %", "{:.1%}"),
         "accepted_per_drafted": ("accepted / drafted, the parent course's", "{:.1%}"),
         "accepted_length": ("accepted / passes, the Brief's 3.30 and 3.21", "{:.2f}"),
-        "tokens_per_pass": ("one more: the token after the drafts", "{:.2f}"),
+        "tokens_per_pass": ("kept / passes: one more, but at a request's end", "{:.2f}"),
     }
     rows = [
         (name, what, *(f"{getattr(stats, name):,}" for stats in by_run.values()))
@@ -91,7 +91,7 @@ def _update(art: dict[str, Any], percent: int, drafts: int) -> str:
     art["axes"].set_ylim(0.9, 1.05 * (1 + drafts))
     less = 1 - now["chain"] / now["share"]
     return (
-        f"{drafts} drafts, {percent}%: if a is the share of drafts that stand, a pass gives "
-        f"{now['share']:.2f} tokens; if it is each draft's chance given the one before, "
+        f"{drafts} draft{'s' * (drafts > 1)}, {percent}%: if a is the share of drafts that stand, "
+        f"a pass gives {now['share']:.2f} tokens; if it is each draft's chance given the one before, "
         f"{now['chain']:.2f}, which is {less:.0%} less."
     )

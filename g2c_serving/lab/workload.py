@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from g2c_serving.engine import Engine
-from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.history import StepRecord
 from g2c_serving.request import SamplingParams
 from g2c_serving.sampling import Sampled
@@ -198,10 +197,10 @@ class DryEngine(Engine):
     real engine's, in a fraction of the time. Every token is 0. Simulated: the scheduler is real.
     """
 
-    def _schedule(self) -> tuple[list[Scheduled], None]:
-        return self.scheduler.schedule(), None
+    def _schedule(self) -> list[Scheduled]:
+        return self.scheduler.schedule()
 
-    def _forward(self, batch: ForwardBatch | None) -> None:
+    def _batch(self, scheduled: list[Scheduled], drafted: Round | None) -> None:
         return None
 
     def _sample(

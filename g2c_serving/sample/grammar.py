@@ -17,7 +17,6 @@ the mask in `fused_sample.py`. Left out: structural tags, and jumping forward ov
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,11 +25,7 @@ import numpy as np
 import torch
 
 from g2c_serving.checks import as_int
-
-try:
-    from g2c_serving.sample.schema_check import check_ebnf, check_regex, check_schema
-except ImportError:
-    check_schema = check_regex = check_ebnf = lambda text: None
+from g2c_serving.sample.schema_check import check_ebnf, check_regex, check_schema
 
 MAX_TRIGGER = 64  # token ids
 
@@ -50,14 +45,12 @@ class Grammar:
 
     @classmethod
     def json_schema(
-        cls, schema: dict[str, Any] | str, trigger_token_ids: Sequence[int] = (),
+        cls, schema: dict[str, Any] | bool | str, trigger_token_ids: Sequence[int] = (),
         end_token_id: int | None = None,
     ) -> Grammar:  # fmt: skip
         """JSON that a schema admits, spaced as `json.dumps` writes it, properties in their order
         and none but those."""
-        text = schema if isinstance(schema, str) else _dumped(schema)
-        check_schema(text)
-        return cls._of("json_schema", text, trigger_token_ids, end_token_id)
+        return cls._of("json_schema", check_schema(schema), trigger_token_ids, end_token_id)
 
     @classmethod
     def regex(
@@ -84,13 +77,6 @@ class Grammar:
         if len(ids) > MAX_TRIGGER:
             raise ValueError(f"trigger_token_ids has {len(ids)} ids; at most {MAX_TRIGGER} serve")
         return cls(kind, source, ids, end if end is None else as_int("end_token_id", end, 0))
-
-
-def _dumped(schema: dict[str, Any]) -> str:
-    try:
-        return json.dumps(schema)
-    except (TypeError, ValueError) as err:
-        raise ValueError(f"schema is no JSON: {err}; pass a dict, or its text") from err
 
 
 @dataclass(frozen=True)

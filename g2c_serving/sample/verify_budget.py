@@ -160,7 +160,10 @@ def _padded(confidences: Confidences) -> tuple[np.ndarray, np.ndarray]:
     else:
         rows = _rows(confidences)
         lengths = np.array([len(row) for row in rows])
-        flat = np.array([c for row in rows for c in row])
+        try:
+            flat = np.array([c for row in rows for c in row])
+        except ValueError:  # rows within rows
+            raise ValueError(f"confidences={confidences!r} must be rows of numbers") from None
     if not len(lengths):
         raise ValueError("confidences is empty: give one row for each request, at least one")
     padded = np.zeros((len(lengths), lengths.max()))
@@ -171,7 +174,7 @@ def _padded(confidences: Confidences) -> tuple[np.ndarray, np.ndarray]:
 def _rows(confidences: Confidences) -> list[list[float]]:
     try:
         rows = [row if isinstance(row, list) else np.asarray(row).tolist() for row in confidences]
-    except TypeError:  # a single number
+    except (TypeError, ValueError):  # a single number; rows within rows
         rows = [None]
     if not all(isinstance(row, list) for row in rows):
         raise ValueError(f"confidences={confidences!r} must be rows of numbers, one a request")
@@ -192,14 +195,19 @@ def _probabilities(flat: np.ndarray) -> np.ndarray:
 
 def _step_ms(step_time: StepTime, fewest: int, most: int) -> np.ndarray:
     """ms of steps of `fewest` to `most` rows."""
-    if callable(step_time):
-        curve: ArrayLike = [step_time(rows) for rows in range(fewest, most + 1)]
-    else:
-        curve = np.atleast_1d(np.asarray(step_time))[fewest : most + 1]
     try:
+        if callable(step_time):
+            curve: ArrayLike = [step_time(rows) for rows in range(fewest, most + 1)]
+        else:
+            curve = np.asarray(step_time)[fewest : most + 1]
+        if np.asarray(curve).dtype.kind not in "fiu":
+            raise TypeError("not numbers")
         ms = np.array(curve, dtype=float)
-    except (TypeError, ValueError):
-        raise ValueError(f"step_time={step_time!r} must give ms for a number of rows") from None
+    except Exception as err:  # the caller's function may raise anything
+        raise ValueError(
+            f"step_time={step_time!r} must be an array of ms by rows, or a function that takes a "
+            f"number of rows and gives ms ({type(err).__name__}: {err})"
+        ) from err
     if ms.shape != (most - fewest + 1,):
         raise ValueError(
             f"step_time has entries for fewer than {most} rows: give the ms of 0 to {most} rows "

@@ -46,7 +46,8 @@ class DraftRows:
 
 
 class FixedDrafts(DraftRows):
-    """All or nothing. `longest`: most tokens that a request and its drafts may have."""
+    """All or nothing, and up to the last token, so that with fewer max_tokens the text is the
+    beginning of the same one. `longest`: most tokens that a request and its drafts may have."""
 
     def __init__(self, num_drafts: int, longest: int) -> None:
         self.num_drafts, self.longest = num_drafts, longest
@@ -85,10 +86,8 @@ class BudgetedDrafts(FixedDrafts):
         return 0
 
     def share_out(self, requests: Sequence[Request], room: int, spared: int = 0) -> list[int]:
-        able = [request for request in requests if self.fits(request)]
+        able = [r for r in requests if self.fits(r) and r.num_missing > 1]
         self.num_rows, chosen = self.planner(able, room) if able and room > 0 else (0, [])
-        if self.num_rows == 0:
-            return [0] * len(requests)
         fit = {request.sequence_id for request in chosen if self._has_blocks(request, spared)}
         drafts = [self.num_drafts if r.sequence_id in fit else 0 for r in requests]
         self.num_rows = min(self.num_rows, sum(drafts))

@@ -34,13 +34,15 @@ ARRIVAL = attrgetter("sequence_id")
 @dataclass(frozen=True, slots=True)
 class Scheduled:
     """One request's part of a step: `num_tokens` new tokens on `num_computed` ones, then the drafts
-    that are made for it, and how many of them the target checks."""
+    that are made for it, and how many of them the target checks. `num_mirrored`: known tokens that
+    the drafter computes."""
 
     request: Request
     num_tokens: int
     num_computed: int
     num_drafts: int = 0
     num_verified: int = 0
+    num_mirrored: int = 0
 
     @property
     def is_decode(self) -> bool:
@@ -95,10 +97,8 @@ class Scheduler:
         child.num_computed_tokens = parent.num_computed_tokens
         child.drafter_lag = parent.drafter_lag
         child.window_start, child.replay_until = parent.window_start, parent.replay_until
-        child.block_hashes, child.was_admitted = (
-            list(parent.block_hashes),
-            True,
-        )  # not found: shared
+        child.block_hashes = list(parent.block_hashes)
+        child.was_admitted = True  # it did not find them: they are shared
         self.block_manager.fork(parent.sequence_id, child.sequence_id, child.num_computed_tokens)
         first = not self.waiting or child.sequence_id < self.waiting[0].sequence_id
         if first and len(self.running) < self.max_running:
