@@ -125,11 +125,15 @@ class Strip:
         they are the filled ones; forged ones are named."""
         labels = iter(self.labels)
         before: tuple[str, float] | None = None
+        free, line = 0.0, 0.0  # the last label ends there
         for token, (x, y, _) in shown:
             if (token.origin, y) != before and token.origin not in (RESERVED, "template"):
+                name = token.origin.upper() if token.origin == FORGED else token.origin
+                left = max(x, free) if y == line else x
                 label = next(labels)
-                label.set_text(token.origin.upper() if token.origin == FORGED else token.origin)
-                label.set_position((x, y - 0.2))
+                label.set_text(name)
+                label.set_position((left, y - 0.2))
+                free, line = left + 1.1 * len(name), y
             before = (token.origin, y)
         for label in labels:
             label.set_text("")
@@ -206,7 +210,7 @@ def panel(lm: LanguageModel) -> Panel:
 def _draw(figure: Figure) -> dict[str, Any]:
     art: dict[str, Any] = {}
     for axes, name in zip(figure.subplots(2, 1), ("naive", "ours"), strict=True):
-        strip = Strip(axes, 3)
+        strip = Strip(axes, 4)
         art[name], art[name + " artists"] = strip, strip.artists
         place: dict[str, Any] = {"transform": axes.transAxes, "fontsize": 9}
         art[name + " title"] = axes.text(0, 1.02, "By spelling", weight="bold", **place)
