@@ -2,16 +2,14 @@
 
 XGrammar drops some keywords of JSON schema (`uniqueItems`, `not`, `allOf`), if anything with a line
 on stderr, and bends others (`oneOf` becomes `anyOf`). A request would then get JSON that its schema
-forbids. So `schema_forms.py` lists what is allowed, each keyword in the forms that were found exact
-by thousands of random documents, judged by the `jsonschema` library. All else is refused by name.
+forbids. So `schema_keywords.py` lists what is allowed, each keyword in the forms that were found
+exact by thousands of random documents, judged by the `jsonschema` library. All else is refused.
 
-    kept, and narrower than the schema   properties come in their order, and none but those unless
-                                         `additionalProperties` says so; no number has an exponent
-                                         where it has a bound; a pattern writes no escapes
-    rewritten                            minLength and maxLength, as a pattern: XGrammar's own lets
-                                         control characters through, which JSON forbids
+Kept, and narrower than the schema: properties come in their order, and none but those unless
+`additionalProperties` says so; numbers have no exponent where they have a bound; strings have no
+escapes where they have a pattern or a length; an enum's values are written as the schema has them.
 
-Brief, section 5. `regex_check.py` has the limits of patterns and of EBNF.
+Brief, section 5. `regex_check.py` and `ebnf_check.py` are for the other kinds of grammar.
 """
 
 from __future__ import annotations
@@ -19,24 +17,24 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from g2c_serving.sample.regex_check import check_ebnf, check_regex
+from g2c_serving.sample.ebnf_check import check_ebnf
+from g2c_serving.sample.regex_check import check_regex
 from g2c_serving.sample.schema_ends import check_ends
-from g2c_serving.sample.schema_forms import DEFINITIONS, NOTES, Checker
+from g2c_serving.sample.schema_forms import Checker
 
 __all__ = ["check_ebnf", "check_regex", "check_schema"]
 
 MAX_SCHEMA_CHARS = 200_000  # 300 fields with a paragraph each
 MAX_DEPTH = 64  # brackets of the schema's text inside each other: 32 objects
-CHARACTER = "[ !#-\\[\\]-~\u0080-\ud7ff\ue000-\U0010ffff]"  # what JSON need not escape
 
 
 def check_schema(schema: dict[str, Any] | bool | str) -> str:
-    """The text of the schema as it is to be compiled. ValueError that names the place in the schema
-    as a JSON pointer, the keyword, and what to write instead."""
+    """The schema's text. ValueError that names the place in the schema as a JSON pointer, the
+    keyword, and what to write instead."""
     root = _parsed(schema)
     Checker(root).schema(root, "#")
     check_ends(root)
-    return json.dumps(_with_patterns(root))
+    return json.dumps(root)
 
 
 def _parsed(schema: object) -> Any:
@@ -59,11 +57,11 @@ def _parsed(schema: object) -> Any:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r} stands twice in one object")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} stands twice in one object")
+        found[name] = value
     return found
 
 
@@ -81,24 +79,3 @@ def _check_depth(root: Any) -> None:
         if not layer:
             return
     raise ValueError(f"schema is nested deeper than {MAX_DEPTH} brackets; define parts in '$defs'")
-
-
-def _with_patterns(schema: Any) -> Any:
-    """Lengths of strings as patterns. Only where schemas stand: not in what is an enum's value, nor
-    in the names of properties."""
-    if isinstance(schema, list):
-        return [_with_patterns(inner) for inner in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {key: _rewritten(key, value) for key, value in schema.items()}
-    low, high = found.pop("minLength", None), found.pop("maxLength", None)
-    if (low, high) != (None, None):
-        count = f"{{{low or 0},{'' if high is None else high}}}"
-        found["pattern"] = f"^{CHARACTER}{count}$"
-    return found
-
-
-def _rewritten(key: str, value: Any) -> Any:
-    if key in ("properties", *DEFINITIONS):
-        return {name: _with_patterns(inner) for name, inner in value.items()}
-    return value if key in ("enum", "const", *NOTES) else _with_patterns(value)

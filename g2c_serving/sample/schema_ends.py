@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from g2c_serving.sample.schema_forms import DEFINITIONS, target
+from g2c_serving.sample.schema_keywords import DEFINITIONS, target
 
 
 def check_ends(root: Any) -> None:
