@@ -153,8 +153,19 @@ def test_a_wrong_number_is_told_the_side(answer, words):
     assert words in grade(STEP, answer).text
 
 
-def test_a_slip_of_the_unit_is_told_so():
+def test_a_slip_of_the_unit_or_the_sign_is_told_so():
     assert "Look at the unit" in grade(STEP, 0.0132).text
+    assert "Look at the sign" in grade(STEP, -13.2).text
+    assert "as a fraction of 1" in check("04.survival", 32.4).text
+    assert check("04.survival", "32.4 %").text == "Answer without a unit; this is in '%'."
+
+
+@pytest.mark.parametrize(
+    "name, rounded, too_far",
+    [("04.survival", 0.32, 0.31), ("04.accept", 0.67, 0.66), ("04.expected_tokens", 3.3, 3.25)],
+)
+def test_two_digits_will_do(name, rounded, too_far):
+    assert check(name, rounded) and not check(name, too_far)
 
 
 @pytest.mark.parametrize("asked", [STEP, LIST, WORD, FUNCTION])
@@ -206,8 +217,12 @@ def test_functions():
     assert "without calling it" in grade(FUNCTION, 6).text
 
 
-def test_a_function_may_return_a_list():
+def test_a_function_may_return_a_list_and_is_called_by_its_name():
+    def planner(confidences, step_ms):
+        return [3, 3]
+
     assert "f([[0.9, 0.9, 0.9], [0.5, 0.5, 0.5]]," in check("04.planner", lambda c, ms: [3, 3]).text
+    assert "planner([[0.9, 0.9, 0.9], [0.5" in check("04.planner", planner).text
     assert "number 2 of the list" in check("04.planner", lambda c, ms: [3, 3]).text
     assert "too few" in check("04.planner", lambda c, ms: [3]).text
     assert check("04.planner", lambda c, ms: 4).right is None

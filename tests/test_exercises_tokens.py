@@ -92,7 +92,9 @@ def test_all_of_the_page_are_tried_here():
 def test_a_typical_mistake_is_told_which(name, wrong, words):
     verdict = check(name, wrong)
     assert verdict.right is False and verdict.text.endswith(words), verdict.text
-    assert "f(" in verdict.text and len(verdict.text) < 500  # with the case that shows it
+    assert (
+        f"{wrong.__name__}(" in verdict.text and len(verdict.text) < 500
+    )  # with the case that shows it
 
 
 def test_every_slip_of_the_module_is_in_use():

@@ -92,6 +92,6 @@ def _update(art: dict[str, Any], percent: int, drafts: int) -> str:
     less = 1 - now["chain"] / now["share"]
     return (
         f"{drafts} draft{'s' * (drafts > 1)}, {percent}%: if a is the share of drafts that stand, "
-        f"a pass gives {now['share']:.2f} tokens; if it is each draft's chance given the one before, "
-        f"{now['chain']:.2f}, which is {less:.0%} less."
+        f"a pass gives {now['share']:.2f} tokens; if it is each draft's chance given the one "
+        f"before, {now['chain']:.2f}, which is {less:.0%} less."
     )

@@ -56,7 +56,7 @@ def read_text(answer: str, unit: str) -> float:
     scale, base = UNITS.get(written, (0.0, ""))
     wanted_scale, wanted = UNITS.get(normal_unit(unit), (1.0, normal_unit(unit)))
     if base != wanted:
-        raise Unreadable(f"Answer{in_unit(unit)}; this is in {match[2]!r}.")
+        raise Unreadable(f"Answer{in_unit(unit) or ' without a unit'}; this is in {match[2]!r}.")
     return value * scale / wanted_scale
 
 

@@ -105,13 +105,14 @@ def _update(art: dict[str, Any], p: int, sure: int, ms: int, total: int) -> str:
         (at,) = chosen.nonzero()
         art[name].set_boxes(at - 0.3, 0, np.full(len(at), 0.6), heights[at])
     for words, height, right in zip(art["words"], heights, good, strict=True):
-        words.set_text(f"{EQUAL if right else UNEQUAL} {height:.3g}")
+        words.set_text(f"{height:.3g} {EQUAL if right else UNEQUAL} {float(wanted):.3g}")
         words.set_y(height + 0.02)
     art["p"].set_data([-0.6, len(NAMES) - 0.4], [float(wanted)] * 2)
-    wrong = [f"{name} {float(found[name]):.3g}" for name in NAMES if found[name] != wanted]
-    verdict = f"Not by: {', '.join(wrong)}." if wrong else "Every rule writes it so here."
+    wrong = [f"*{name}*: {float(found[name]):.3g}" for name in NAMES if found[name] != wanted]
+    but = f", except {', '.join(wrong)}" if wrong else ""
     return (
         f"The target writes token 0 with {float(wanted):.3g}; the second draft is accepted with "
         f"{sure / TWENTIETHS:.3g} after token 0 and never after token 1; 2 or 3 rows take {ms} ms, "
-        f"one takes 10; the settled total is {total}. {verdict}"
+        f"one takes 10; {total} draft{'s' * (total != 1)} settled before. All rules write token 0 "
+        f"with {float(wanted):.3g}{but}."
     )

@@ -16,7 +16,7 @@ from g2c_serving.sample.verify_budget import plan, rank
     "A request's drafts have confidences 0.9, 0.8, 0.5 and 0.9. How likely is it that the fourth "
     "one counts?",
     hint="It counts only if all four are accepted. Each confidence is given the ones before.",
-    rel=0.001,
+    rel=0.013,  # 0.32 will do
     why="0.9 * 0.8 * 0.5 * 0.9: the confident fourth draft is worth less than a third.",
 )
 def _survival() -> float:
@@ -43,7 +43,7 @@ def _best_budget() -> int:
     "Over three tokens the target has p = 1/2, 1/3, 1/6 and the drafter q = 1/4, 1/4, 1/2. How "
     "likely is a draft accepted, before it is known which token it is?",
     hint="Token t is drafted with probability q, and accepted with min(1, p / q).",
-    rel=1e-3,
+    rel=0.006,  # 0.67 will do
     why="The sum of min(p, q): 1/4 + 1/4 + 1/6 = 2/3. A calibrated confidence head says that.",
 )
 def _accept() -> float:
@@ -58,7 +58,7 @@ def _accept() -> float:
     "tokens a step does the second reading give there, at 75 %?",
     hint="1 + 0.75 + 0.75 * 0.75 + ...: one ordinary token, and five survivals.",
     unit="tokens",
-    rel=0.003,
+    rel=0.004,  # 3.3 will do
     why="3.29, and not 1 + 5 * 0.75 = 4.75: the more drafts, the further the readings part.",
 )
 def _expected_tokens() -> float:
@@ -102,7 +102,9 @@ def _planner_cases() -> list[tuple[list[list[float]], list[float]]]:
     "04.planner",
     "Write planner(confidences, step_ms), the Brief's four steps in plain Python: confidences is a "
     "list of requests, each a list of its drafts' confidences (it may be empty); step_ms[k] is the "
-    "time of k rows. Return the list of how many drafts to verify of each request.",
+    "time of k rows. Every request has one row anyway, for its ordinary token. Return the list of "
+    "how many drafts to verify of each request, so that the expected tokens per ms are most; of "
+    "equals, with fewer rows.",
     hint="Make a list of (survival, request) over all drafts, the likeliest first. Walk down it, "
     "keep count of the tokens, and remember how far you had come when tokens per ms was highest.",
     cases=_planner_cases(),

@@ -122,7 +122,11 @@ def number_problem(exercise: Exercise, got: float, right: float) -> str | None:
         return None
     for factor in (1e3, 1e-3, 1e6, 1e-6, 100.0, 0.01):
         if is_close(exercise, got * factor, right):
-            return f"{got:,.9g} has the right digits. Look at the unit."
+            fraction = factor == 0.01 and not exercise.unit and abs(right) <= 1
+            look = "Answer as a fraction of 1." if fraction else "Look at the unit."
+            return f"{got:,.9g} has the right digits. {look}"
+    if is_close(exercise, -got, right):
+        return f"{got:,.9g} has the right digits. Look at the sign."
     side = "small" if got < right else "large"
     far = "" if right and 0.5 < got / right < 2 else "much "
     return f"{got:,.9g} is {far}too {side}."
@@ -175,8 +179,9 @@ def function_problem(exercise: Exercise, answer: Any, reference: Callable) -> st
         raise Unreadable(
             f"Answer with the function itself, without calling it; this is {reprlib.repr(answer)}."
         )
+    called = getattr(answer, "__name__", "f").replace("<lambda>", "f")
     for case in exercise.cases:
-        shown = f"f({', '.join(map(repr, case))})"
+        shown = f"{called}({', '.join(map(repr, case))})"
         try:
             got = answer(*copy.deepcopy(case))
         except Exception as error:  # the learner's own code: say what it raised, and where

@@ -61,7 +61,7 @@ class Cost:
     @property
     def loss(self) -> float:
         """What the lie costs, as a share of what a calibrated head gives: 0 or more."""
-        return 1 - self.on_lies / self.on_truth
+        return max(0.0, 1 - self.on_lies / self.on_truth)  # sums in another order may end otherwise
 
 
 def cost_of_lying(confidences: np.ndarray, step_time: StepTime, lie: LogOddsLine) -> Cost:
@@ -105,7 +105,11 @@ def _draw(figure: Figure) -> dict[str, Any]:
     art["best_truth"] = _mark(left, "D", "planned on the truth")
     art["best_lie"] = _mark(left, "o", "planned on the lie")
     art["now_lie"] = _mark(right, "o", "planned on the lie")
-    left.set(ylim=(-22, 140), yticks=range(0, 141, 20), ylabel="tokens per ms (%)")
+    left.set(
+        ylim=(-22, 140),
+        yticks=range(0, 141, 20),
+        ylabel="% of the tokens per ms\nplanned on the truth",
+    )
     right.set(ylim=(45, 105))
     left.legend(loc="lower right", fontsize=9, ncols=2)
     right.legend(handles=[art["lies"], art["fixed"]], loc="lower right", fontsize=9)

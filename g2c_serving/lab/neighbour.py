@@ -9,9 +9,8 @@ every machine: 10 ms for each four rows begun.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -88,17 +87,22 @@ def run(
 
 def panel(lm: LanguageModel, drafter: LanguageModel) -> Panel:
     """Two runs of one request, token under token, each with the way by which it came."""
-    runs = cache(lambda mode, company, seed: run(lm, drafter, mode, NEIGHBOURS[company], seed))
+    runs: dict[tuple[str, str, int], Path] = {}
     controls = {
         "mode": choice("Verification", ("budgeted", "fixed")),
         "company": choice("Its neighbour", tuple(NEIGHBOURS)[1:], "an odd text"),
         "seed": slider("Seed", 0, 20, 3, live=False),
     }
 
-    def update(art: dict[str, Any], mode: str, company: str, seed: int) -> str:
-        return _update(
-            art, lm, runs(mode, "nobody", seed), runs(mode, company, seed), mode, company, seed
-        )
+    def update(
+        art: dict[str, Any], mode: str, company: str, seed: int
+    ) -> Generator[str, None, str]:
+        for name in ("nobody", company):
+            if (mode, name, seed) not in runs:
+                yield f"{mode}, seed {seed}: computing the run beside {name} ..."
+                runs[mode, name, seed] = run(lm, drafter, mode, NEIGHBOURS[name], seed)
+        alone, beside = (runs[mode, name, seed] for name in ("nobody", company))
+        return _update(art, lm, alone, beside, mode, company, seed)
 
     return Panel(_draw, update, controls, size=(8, 2.4))
 

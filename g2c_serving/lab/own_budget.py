@@ -26,6 +26,7 @@ from g2c_serving.schedule.step_curve import StepCurve, profile
 LOADS = (1, 2, 4, 8, 16, 32, 64)
 FIGURE_SPACE = "\u2007"  # as wide as a digit: the axes keep their places when numbers grow
 BLOCK = 16  # tokens in a block of the scratch cache
+REPEATS = 25  # of a short pass: the best of so many does not jump
 
 Planner = Callable[[list[list[float]], list[float]], Sequence[int]]
 
@@ -61,15 +62,19 @@ def measure(
     """Profile the targets and the drafter: two or three seconds."""
     confidences = evidence.confidences[evidence.verified == evidence.confidences.shape[1]]
     most = LOADS[-1] * (1 + confidences.shape[1])
-    curves = {lm.name: profile(lm.model, BLOCK, most) for lm in targets}
-    return Machine(curves, profile(drafter.model, BLOCK, LOADS[-1]), confidences)
+    curves = {lm.name: _curve(lm, most) for lm in targets}
+    return Machine(curves, _curve(drafter, LOADS[-1]), confidences)
+
+
+def _curve(lm: LanguageModel, max_rows: int) -> StepCurve:
+    return profile(lm.model, BLOCK, max_rows, repeats=REPEATS)
 
 
 def row_prices(targets: Sequence[LanguageModel], rows: Sequence[int] = (1, 2, 4, 6, 8)) -> Table:
     """How much longer a pass of so many rows takes than one of a single row."""
     lines = []
     for lm in targets:
-        curve = profile(lm.model, BLOCK, max(rows), repeats=5)
+        curve = _curve(lm, max(rows))
         megabytes = 4 * lm.num_parameters / 1e6
         times = (f"{curve(r) / curve(1):.2f}" for r in rows)
         lines.append((lm.name, f"{megabytes:.0f} MB", *times))
@@ -90,7 +95,8 @@ def flatness(machine: Machine) -> Table:
 
 
 def by_load(machine: Machine, planner: Planner, with_drafting: bool = True) -> Table:
-    """Drafts that `planner` verifies, a request, at each load of each target."""
+    """Drafts that `planner` verifies, a request, at each load of each target; and whether they are
+    expected to give fewer tokens per ms than no drafts and no drafter."""
     rows = []
     for requests in LOADS:
         confidences = machine.confidences[:requests].tolist()
@@ -98,9 +104,17 @@ def by_load(machine: Machine, planner: Planner, with_drafting: bool = True) -> T
         for target in machine.curves:
             step_ms = machine.step_ms(target, requests, with_drafting).tolist()
             drafts = planner(confidences, step_ms)
-            cells.append(f"{sum(drafts) / requests:.2f}")
+            tokens = requests + _expected(confidences, drafts)
+            rate = tokens / step_ms[requests + sum(drafts)]
+            worse = rate < requests / machine.curves[target](requests)
+            cells.append(f"{sum(drafts) / requests:.2f}{'; none is better' * bool(worse)}")
         rows.append(tuple(cells))
     return Table(("requests", *(f"drafts a request, {name}" for name in machine.curves)), rows)
+
+
+def _expected(confidences: list[list[float]], drafts: Sequence[int]) -> float:
+    """How many of the first so many drafts of each request stand."""
+    return sum(float(np.cumprod(c[:n]).sum()) for c, n in zip(confidences, drafts, strict=True))
 
 
 def panel(machine: Machine) -> Panel:
@@ -154,6 +168,7 @@ def _update(
     art["right"].set_ylim(0, 1.3 * max(rates.max(), alone))
     counted = "the drafter's time counted" if with_drafting else "drafting for free"
     verdict = f"{rates[best] / alone:.2f} times the tokens per ms of no speculation"
+    verdict += "; not speculating is better" * bool(rates[best] < alone)
     return (
         f"{target}, {requests} request{'s' * (requests > 1)}, {counted}: {most} rows take "
         f"{curve[most] / curve[requests]:.2f} times as long as {requests}. The best budget "

@@ -31,6 +31,7 @@ MODES = (OFF, FIXED, BUDGETED)
 LOADS = (1, 4, 16, 64)
 NEW_TOKENS = 64
 SLICE, WARM_STEPS = 0.25, 12  # seconds at a time; steps before the first
+LEVEL = 0.05  # speeds that differ by no more are called level: a second run differs by as much
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,44 @@ def table(speeds: Sequence[Speed]) -> Table:
     heads = ("target", "requests", "verification", "tokens per s, against off",
              "drafts verified a request", "of them accepted")  # fmt: skip
     return Table(heads, rows)
+
+
+def findings(speeds: Sequence[Speed]) -> str:
+    """What this run shows, in a sentence for each target and one on fixed against budgeted."""
+    return "\n".join(
+        [_pays(speeds, target) for target in dict.fromkeys(s.target for s in speeds)]
+        + [_fixed_or_budgeted(speeds)]
+    )
+
+
+def _pays(speeds: Sequence[Speed], target: str) -> str:
+    """Whether speculation is worth it, at each load of a target."""
+    parts = []
+    for load in dict.fromkeys(s.load for s in speeds if s.target == target):
+        best = max((_of(speeds, target, load, m) for m in (FIXED, BUDGETED)), key=_tokens_per_s)
+        ratio = best.tokens_per_s / _of(speeds, target, load, OFF).tokens_per_s
+        verdict = (
+            "pays" if ratio > 1 + LEVEL else "costs" if ratio < 1 - LEVEL else "changes little"
+        )
+        parts.append(f"at {load} speculation {verdict} ({ratio:.2f} at best)")
+    return f"{target}: {', '.join(parts)}."
+
+
+def _fixed_or_budgeted(speeds: Sequence[Speed]) -> str:
+    """How often the budget is ahead of fixed verification, level with it, behind."""
+    fixed = [s for s in speeds if s.mode == FIXED]
+    ratios = [_of(speeds, s.target, s.load, BUDGETED).tokens_per_s / s.tokens_per_s for s in fixed]
+    ahead, behind = sum(r > 1 + LEVEL for r in ratios), sum(r < 1 - LEVEL for r in ratios)
+    rates = sorted(s.acceptance_rate for s in fixed)
+    return (
+        f"Against fixed verification the budget is ahead in {ahead} of {len(ratios)} rows, level "
+        f"(within {LEVEL:.0%}) in {len(ratios) - ahead - behind}, behind in {behind}. Of fixed "
+        f"drafts {rates[0]:.0%} to {rates[-1]:.0%} are accepted."
+    )
+
+
+def _tokens_per_s(speed: Speed) -> float:
+    return speed.tokens_per_s
 
 
 def _of(speeds: Sequence[Speed], target: str, load: int, mode: str) -> Speed:
