@@ -296,6 +296,21 @@ def test_the_log_tells_when(gate):
     assert e.history[0].start_ms >= 0 and other.done_ms <= e.history[-1].start_ms
 
 
+def test_the_thread_steps_back_once_and_with_the_lock_held_work_behind_it(monkeypatch):
+    """A thread of low priority that holds the interpreter lock, as the making of the library does,
+    stops the engine for as long as the system lets it wait."""
+    order = []
+    real = grammar_compiler.library
+    monkeypatch.setattr(
+        grammar_compiler, "library", lambda *a: (order.append("library"), real(*a))[1]
+    )
+    monkeypatch.setattr(grammar_compiler, "step_back", lambda: order.append("steps back"))
+    compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, LM.eos_id)
+    for grammar in (regex(["a"]), g.Grammar.json_schema({"type": "null"}), regex(["b"])):
+        assert compiler.submit(grammar).result(WAIT) is not None
+    assert order == ["library", "library", "steps back"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
 def test_the_compilers_thread_steps_back(gate):
     """Behind the one that steps, if that is not at the very end itself."""

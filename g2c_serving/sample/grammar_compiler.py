@@ -66,7 +66,7 @@ class GrammarCompiler:
         found = self._compiled.get(key)
         if found is None or (found.done() and (found.cancelled() or found.exception())):
             if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "grammars", step_back)
+                self._thread = ThreadPoolExecutor(1, "grammars")
             found = self._thread.submit(self._compile, grammar, self._now())
             self._compiled[key] = found
         self._compiled.move_to_end(key)
@@ -114,10 +114,17 @@ class GrammarCompiler:
         bits = np.packbits(follows, bitorder="little").view(np.int32)
         return frozenset(i for i in known if tokens[i].endswith(b"\xed")), bits
 
+    def _prepare(self) -> None:
+        """What is made once and holds the interpreter lock meanwhile. Only then the thread steps
+        back: one that is put off with the lock in its hands stops all others."""
+        if not self._libraries:
+            size = self.tokenizer, self.vocab_size
+            self._libraries = {is_json: library(*size, is_json) for is_json in (True, False)}
+            _ = self._surrogates
+            step_back()
+
     def _automaton(self, grammar: Grammar) -> Any:
         is_json = grammar.kind == "json_schema"
-        if is_json not in self._libraries:
-            self._libraries[is_json] = library(self.tokenizer, self.vocab_size, is_json)
         compiler = self._libraries[is_json]
         if is_json:
             how: dict[str, Any] = {"any_whitespace": False, "separators": (", ", ": ")}
@@ -131,6 +138,7 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar, asked_ms: float) -> CompiledGrammar:
         began_ms = self._now()
+        self._prepare()
         try:
             compiled = CompiledGrammar(self._automaton(grammar), *self._surrogates)
         except RuntimeError as err:
