@@ -162,7 +162,9 @@ def test_by_load_asks_the_learners_planner():
                               machine.confidences)  # fmt: skip
     table = own_budget.by_load(free, lambda confidences, step_ms: [1] * len(confidences))
     assert {row[1] for row in table.rows} == {"1.00"}
-    panel = own_budget.panel(machine)
+    panel = own_budget.panel(
+        own_budget.Machine({"a": curve, "b": curve}, curve, machine.confidences)
+    )
     assert "times the tokens per ms of no speculation; not speculating is better;" in panel.text
 
 
