@@ -34,7 +34,7 @@ PAGE_CONFIG = "etc/jupyter/labconfig/page_config.json"  # of JupyterLab, inside 
 
 OLDEST, NEWEST = (3, 11), (3, 13)
 SUPPORTED = "3.11, 3.12 and 3.13"
-DISK_GB = {False: 2.0, True: 8.0}  # needed for the install; True: torch comes with CUDA
+DISK_GB = {False: 3.0, True: 8.0}  # needed for the install; True: torch comes with CUDA
 CPU_LINE = "python course.py --cpu"
 MODULES = ("torch", "numpy", "safetensors", "tokenizers", "ipywidgets", "ipykernel")
 MODULES += ("jupyterlab", "matplotlib", "nbclient", "pytest", "g2c_serving")

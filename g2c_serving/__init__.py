@@ -8,13 +8,17 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.checkpoints import LanguageModel, load
 from g2c_serving.forward.inflate import inflate
 from g2c_serving.history import EngineStats, StepRecord
-from g2c_serving.process.tokenizer import Reserved, Text, Tokenizer
+from g2c_serving.process.chat import chat
+from g2c_serving.process.prompt import Prompt, Reserved, Text
+from g2c_serving.process.streaming import OutputParser, ToolCall
+from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.request import Request, RequestOutput, SamplingParams
 from g2c_serving.sample.grammar import Grammar
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.logprobs import TokenLogprobs
 from g2c_serving.sample.verify_budget import Plan, plan, split
 from g2c_serving.schedule.cost_model import CostModel, StepShape
+from g2c_serving.schedule.step_curve import StepCurve
 
 __all__ = [
     "CostModel",
@@ -24,17 +28,22 @@ __all__ = [
     "Grammar",
     "LanguageModel",
     "Ledger",
+    "OutputParser",
     "Plan",
+    "Prompt",
     "Request",
     "RequestOutput",
     "Reserved",
     "SamplingParams",
     "Speculation",
+    "StepCurve",
     "StepRecord",
     "StepShape",
     "Text",
     "TokenLogprobs",
     "Tokenizer",
+    "ToolCall",
+    "chat",
     "inflate",
     "load",
     "plan",

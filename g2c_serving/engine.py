@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from g2c_serving.checks import as_int
 from g2c_serving.intake import (
-    Prompt,
+    AnyPrompt,
     check_cache_options,
     check_can_run,
     encode_prompt,
@@ -34,7 +34,7 @@ class Engine(Loop):
 
     def add(
         self,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         params: SamplingParams | None = None,
         cache_salt: str = "",
         traffic: str = "chat",
@@ -110,7 +110,7 @@ class Engine(Loop):
 
     def generate(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[AnyPrompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         cache_salt: str = "",
         traffic: str = "chat",

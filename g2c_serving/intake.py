@@ -13,15 +13,16 @@ from typing import Any
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.forward.checkpoints import LanguageModel
-from g2c_serving.process.tokenizer import Part, Tokenizer
+from g2c_serving.process.prompt import Part, Prompt
+from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.request import EXPECTED, Request, SamplingParams
 from g2c_serving.sample.rng import sample_seed
 from g2c_serving.schedule.disk_tier import LIFETIMES
 
-Prompt = str | Sequence[int] | Sequence[Part]  # a str is untrusted text through and through
+AnyPrompt = str | Prompt | Sequence[int] | Sequence[Part]  # a str is untrusted text all through
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, prompt: AnyPrompt) -> list[int]:
     """The ids of a prompt: text, ids (any sequence or one-dimensional array), or parts."""
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
