@@ -96,6 +96,11 @@ def test_the_strips_slider_ends_with_the_run(lm, drafter):
         step.value = last = step.ends[1]
         assert panel.error is None and f"step {last} of {last}:" in panel.text
         lasts.add(last)
+    prompt = len(lm.tokenizer.encode(draft_strip.PROMPTS[0]))
+    story = draft_strip.run(lm, drafter, draft_strip.PROMPTS[0], 1.3, False, 0)
+    kept = story.token_ids[story.steps[-1].position :]  # no token that nobody got
+    assert f"Written: {lm.tokenizer.decode(list(kept))!r}, {len(kept)} token" in panel.text
+    assert len(story.token_ids) == prompt + draft_strip.TOKENS
     step.value = max(lasts) + 1
     assert len(lasts) == 2 and step.value == last  # another run, another end
 

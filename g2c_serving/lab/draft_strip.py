@@ -152,8 +152,8 @@ def _update(
     one = steps[step - 1]
     found, stands = fates(one), one.accepted
     told = [_short(text([token])) for token in one.tokens]
-    new = [*told[:stands], _short(text([one.token]))]
-    _boxes(art["large"], found, stands)
+    new = [*told[:stands], _short(text([one.token]))][: one.kept]
+    _boxes(art["large"], found, one)
     for i, (fate, token) in enumerate(zip(found[:-1], told, strict=True)):
         art["drafted"][i].set_text(f"{MARKS[fate]} {token}")
         art["said"][i].set_text(f"says {one.confidences[i]:.2f}")
@@ -164,12 +164,13 @@ def _update(
     art["before"].set_text(f"so far: {before if len(before) < 90 else '...' + before[-86:]}")
     _strip(art, steps, step)
     rows = 1 + one.verified
-    written = text([*one.tokens[:stands], one.token])
+    written = [*one.tokens[:stands], one.token][: one.kept]
+    ended = "; there the run ends, and what stands behind is not kept" * (one.kept <= stands)
     return (
         f"temperature {temperature:g}, step {step} of {len(steps)}: the drafter "
         f"proposes {text(list(one.tokens))!r}; a pass of {rows} rows accepts {stands} of "
-        f"{one.verified}, then comes {_last(found[-1])}. Written: {written!r}, "
-        f"{stands + 1} token{'s' * (stands > 0)} in one pass."
+        f"{one.verified}, then comes {_last(found[-1])}. Written: {text(written)!r}, "
+        f"{one.kept} token{'s' * (one.kept > 1)} in one pass{ended}."
     )
 
 
@@ -182,10 +183,11 @@ def _short(token: str, most: int = 10) -> str:
     return shown if len(shown) <= most else shown[: most - 1] + "\u2026"
 
 
-def _boxes(blocks: dict[str, Blocks], found: Sequence[str], stands: int) -> None:
+def _boxes(blocks: dict[str, Blocks], found: Sequence[str], one: Drafted) -> None:
     """The drafts above, what is written below."""
     places = [(fate, i, 1.0) for i, fate in enumerate(found[:-1])]
-    places += [(ACCEPTED, i, 0.0) for i in range(stands)] + [(found[-1], stands, 0.0)]
+    written = [*[ACCEPTED] * one.accepted, found[-1]][: one.kept]
+    places += [(fate, i, 0.0) for i, fate in enumerate(written)]
     for fate, block in blocks.items():
         here = [(i, y) for f, i, y in places if f == fate]
         x, y = np.array(here, dtype=float).reshape(-1, 2).T
