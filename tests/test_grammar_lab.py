@@ -67,7 +67,7 @@ def test_each_model_has_its_line():
     assert [(p.model, p.vocab_size, p.batch) for p in prices] == [
         ("random", 400, 2), ("other", 400, 2),
     ]  # fmt: skip
-    assert min(min(p.step, p.free, p.held, p.bits, p.unpack, p.apply) for p in prices) > 0
+    assert min(min(p.step, p.free, p.held, p.bits, p.unpack) for p in prices) > 0
     assert len(repr(mask_price.table(prices)).splitlines()) == 3
 
 
