@@ -184,12 +184,12 @@ def test_prices_begin_at_one(lm):
 def test_the_briefs_smallest_case_is_off_by_a_twentieth():
     panel = exact_picture.panel()
     assert "token 0 with 0.9;" in panel.text
-    assert "write token 0 with 0.9, except *total by the fresh*: 0.95." in panel.text
+    assert 'write token 0 with 0.9, except "total by the fresh": 0.95.' in panel.text
     words = [text.get_text() for text in panel.artists["words"]]
     assert words == ["0.9 = 0.9", "0.9 = 0.9", "0.95 \u2260 0.9", "0.9 = 0.9"]
     for name, value in {"total": 2, "p": 3, "sure": 7, "ms": 13}.items():
         panel.controls[name].value = value
-        assert "*total settled before*" not in panel.text
+        assert '"total settled before"' not in panel.text
 
 
 def test_only_the_fresh_total_fails_in_the_table():

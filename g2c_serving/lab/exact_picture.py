@@ -108,7 +108,7 @@ def _update(art: dict[str, Any], p: int, sure: int, ms: int, total: int) -> str:
         words.set_text(f"{height:.3g} {EQUAL if right else UNEQUAL} {float(wanted):.3g}")
         words.set_y(height + 0.02)
     art["p"].set_data([-0.6, len(NAMES) - 0.4], [float(wanted)] * 2)
-    wrong = [f"*{name}*: {float(found[name]):.3g}" for name in NAMES if found[name] != wanted]
+    wrong = [f'"{name}": {float(found[name]):.3g}' for name in NAMES if found[name] != wanted]
     but = f", except {', '.join(wrong)}" if wrong else ""
     return (
         f"The target writes token 0 with {float(wanted):.3g}; the second draft is accepted with "
