@@ -362,6 +362,14 @@ def test_what_the_library_cannot_compile_is_told_with_its_reason(grammar, said):
     assert ".cc" not in str(caught.value) and "Check failed" not in str(caught.value).split(":")[0]
 
 
+@pytest.mark.parametrize("rules", [
+    "root ::= root", 'root ::= a\na ::= a "x"', 'root ::= a b\na ::= ""\nb ::= b',
+])  # fmt: skip
+def test_a_grammar_that_admits_nothing_is_told_before_it_runs(rules):
+    with pytest.raises(ValueError, match="ebnf admits nothing"):
+        COMPILER.submit(g.Grammar("ebnf", rules)).result()
+
+
 def test_a_grammar_that_admits_the_empty_text_alone_ends_at_once():
     (output,) = engine().generate([[1, 2]], g.SamplingParams(grammar=g.Grammar.regex("a{0}")))
     assert output.token_ids == [EOS] and output.finish_reason == "stop"
