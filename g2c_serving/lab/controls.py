@@ -93,7 +93,7 @@ def choice(label: str, values: Sequence[Any], value: Any = None) -> Control:
         value=value,
         description=label,
         style=WHOLE_LABEL,
-        layout=w.Layout(width="max-content"),
+        layout=w.Layout(width="max-content", max_width="100%"),
     )
     return Control(label, box, box, (values[0], values[-1]))
 
@@ -114,7 +114,7 @@ def text(label: str, value: str, *, rows: int = 3) -> Control:
         rows=rows,
         continuous_update=True,
         style=WHOLE_LABEL,
-        layout=w.Layout(width="780px"),
+        layout=w.Layout(width="780px", max_width="100%"),
     )
     return Control(label, box, box, ("", value))
 
