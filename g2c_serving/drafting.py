@@ -62,7 +62,7 @@ class Drafter:
             tokens[:, i], weights[:, i] = self._draw(logits[:, :vocab], ahead, i, mask)
             if masks is not None:
                 masks.advance(tokens[:, i])
-            scores[:, i] = self._score(logits)
+            scores[:, i] = self._score(logits, mask)
             logits = self._advance(tokens[:, i], ahead.positions, tables, i)
         if masks is not None:
             masks.next()  # of the token after the last draft
@@ -80,14 +80,16 @@ class Drafter:
         tokens = draw(weights.clone(), words).tokens
         return tokens.clamp(max=self.vocab_size - 1), weights
 
-    def _score(self, logits: torch.Tensor) -> torch.Tensor:
+    def _score(self, logits: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """How likely the drafts are accepted, (S,), from what is known before they are drawn: the
-        confidence head's word, or else the drafter's largest probability, at temperature 1 for all.
-        The probability of the token that was drawn would look at the draft itself."""
+        confidence head's word, or else the drafter's largest probability among what the grammar
+        allows, at temperature 1 for all. The probability of the token that was drawn would look at
+        the draft itself."""
         if self.model.has_confidence:
             score = logits[:, -1].float().sigmoid()
         else:
-            score = logits.float().softmax(-1).amax(-1)
+            scores = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
+            score = scores.float().softmax(-1).amax(-1)
         return score.nan_to_num(0.0)
 
     def _advance(

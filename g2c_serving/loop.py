@@ -212,7 +212,8 @@ class Loop:
         limit = self.lm.config.max_seq_len
         for token, logprobs in sampled:
             if token < 0:
-                return request.finish("error", FAULTS[token])
+                problem = request.grammar and request.grammar.problem
+                return request.finish("error", problem or FAULTS[token])
             request.token_ids.append(token)
             if request.grammar is not None:
                 request.grammar.advance(token)

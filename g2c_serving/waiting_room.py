@@ -12,6 +12,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from g2c_serving.request import COMPILING, Request
 from g2c_serving.sample.grammar_compiler import GrammarCompiler
 
+BLINK = 0.1  # seconds
+
 
 class WaitingRoom:
     """Requests, each the first sample of its prompt, and what they wait for."""
@@ -36,7 +38,9 @@ class WaitingRoom:
 
     def wait(self) -> None:
         """Until one can go on."""
-        wait([future for _, future in self._waiting.values()], return_when=FIRST_COMPLETED)
+        futures = [future for _, future in self._waiting.values()]
+        while not wait(futures, BLINK, return_when=FIRST_COMPLETED).done:
+            pass  # on Windows an interrupt gets through between two waits only
 
     def ready(self) -> list[Request]:
         """Those that can go on, or that ended because their grammar cannot be compiled."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from small_models import random_lm
 from test_schema_check import END, KEPT, compiler
 
+import g2c_serving as g
+from g2c_serving.sample import grammar
 from g2c_serving.sample.grammar import Grammar
 from g2c_serving.sample.grammar_trial import check_pace
 
+LM = random_lm(vocab_size=270, dim=16, hidden=32, seed=1)
 
-def check(grammar: Grammar) -> None:
-    state = compiler().state_of(grammar, compiler().submit(grammar).result())
+
+def check(one: Grammar) -> None:
+    state = compiler().state_of(one, compiler().submit(one).result())
     check_pace(state, compiler().vocab_size, END)
     assert state.is_inside and not state.is_broken
 
@@ -45,3 +50,18 @@ def test_what_can_be_read_in_too_many_ways_is_refused(kind, source):
 def test_a_dead_end_inside_is_found():
     with pytest.raises(ValueError, match="admits nothing after 1 tokens"):
         check(Grammar.regex(r"a[^\s\S]"))
+
+
+@pytest.mark.parametrize("speculation", [None, "fixed"])
+def test_a_mask_that_takes_too_long_ends_its_request(speculation, monkeypatch):
+    """What the trial did not find: the first slow mask is the last one, also where a draft met
+    it."""
+    spec = speculation and g.Speculation(speculation, drafter=LM)
+    engine = g.Engine(LM, g.EngineConfig(num_blocks=32, block_size=8, speculation=spec))
+    params = [g.SamplingParams(max_tokens=20, grammar=grammar.Grammar.regex("[ab]{60}", (), 262)),
+              g.SamplingParams(max_tokens=20, ignore_eos=True)]  # fmt: skip
+    assert [o.finish_reason for o in engine.generate([[65], [66]], params)] == ["length"] * 2
+    monkeypatch.setattr(grammar, "MAX_MASK_MS", -1.0)  # every mask is too slow from here on
+    bad, good = engine.generate([[65], [66]], params)
+    assert bad.finish_reason == "error" and "too many ways" in bad.message
+    assert good.finish_reason == "length"

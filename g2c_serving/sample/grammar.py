@@ -17,6 +17,7 @@ the mask in `fused_sample.py`. Left out: structural tags, and jumping forward ov
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from g2c_serving.checks import as_int
 from g2c_serving.sample.schema_check import check_ebnf, check_regex, check_schema
 
 MAX_TRIGGER = 64  # token ids
+MAX_MASK_MS = 200.0  # of the processor's time; a mask takes microseconds
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Grammar:
         cls, pattern: str, trigger_token_ids: Sequence[int] = (), end_token_id: int | None = None
     ) -> Grammar:
         """Text that the whole of `pattern` matches, as `re.fullmatch` with `re.DOTALL` and
-        `re.ASCII` would say."""
+        `re.ASCII` would say; but `\\s` is any space of Unicode."""
         check_regex(pattern)
         return cls._of("regex", pattern, trigger_token_ids, end_token_id)
 
@@ -81,13 +83,12 @@ class Grammar:
 
 @dataclass(frozen=True)
 class CompiledGrammar:
-    """XGrammar's automaton, and what it lacks: it lets through the UTF-8 of half a surrogate pair,
-    bytes ED A0 to ED BF, which is no text. `opens`: the tokens that end in ED; `closes` (words,)
-    int32: bits of those that may not follow them."""
+    """XGrammar's automaton, and what it lacks: it lets through pairs of bytes that begin no
+    character, see `grammar_compiler.NEVER_AFTER`. `follows`: for each token that ends in the first
+    byte of such a pair the bits (words,) int32 of the tokens that may follow it."""
 
     automaton: Any
-    opens: frozenset[int]
-    closes: np.ndarray
+    follows: dict[int, np.ndarray]
 
 
 class GrammarState:
@@ -98,8 +99,9 @@ class GrammarState:
         self._compiled, self._trigger, self._end = compiled, trigger, end
         self._tail: tuple[int, ...] = ()  # the last generated ids, as many as the trigger has
         self._matcher: Any = None if trigger else self._new_matcher()
-        self._is_open = False  # after byte ED
+        self._follows: np.ndarray | None = None  # bits, where not all may follow
         self.is_broken = False  # it was given a token that the grammar does not admit
+        self._slow: list[float] = []  # ms of masks that took too long, its forks' too
 
     def _new_matcher(self) -> Any:
         import xgrammar
@@ -126,7 +128,7 @@ class GrammarState:
             self.is_broken = True
         elif self._matcher.is_terminated():
             self._matcher, self._tail = None, ()
-        self._is_open = token_id in self._compiled.opens
+        self._follows = self._compiled.follows.get(token_id)
 
     def fork(self) -> GrammarState:
         """A state of its own that goes on from here."""
@@ -136,13 +138,27 @@ class GrammarState:
         return other
 
     def fill(self, bits: np.ndarray, row: int) -> None:
-        """Write the tokens that may follow into `bits` (M, words) int32, at `row`."""
-        if self.is_broken:
+        """Write the tokens that may follow into `bits` (M, words) int32, at `row`. None, once a
+        mask took so long that the others of the step would wait for the next one."""
+        if self.is_broken or self._slow:
             bits[row] = 0
         elif self._matcher is not None:
+            began = time.thread_time()
             self._matcher.fill_next_token_bitmask(bits, row)
-            if self._is_open:
-                bits[row] &= ~self._compiled.closes
+            if self._follows is not None:
+                bits[row] &= self._follows
+            if (took := 1e3 * (time.thread_time() - began)) > MAX_MASK_MS:
+                self._slow.append(took)
+
+    @property
+    def problem(self) -> str | None:
+        """Why no token may follow, where that is not the grammar's own doing."""
+        if not self._slow:
+            return None
+        return (
+            f"the grammar can be read in too many ways: a mask took {self._slow[0]:.0f} ms, "
+            f"{MAX_MASK_MS:g} is the limit; take repetition inside repetition out"
+        )
 
 
 States = Sequence[GrammarState | None]

@@ -24,12 +24,16 @@ import numpy as np
 
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.sample.grammar import CompiledGrammar, Grammar, GrammarState
+from g2c_serving.sample.grammar_trial import check_pace
 
 KEPT = 128  # compiled grammars that are kept, those used last
 NICENESS = 10
 END = "<|end|>"
-SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
-SURROGATE_OR_CONTROL = re.compile(rb"\xed[\xa0-\xbf]|[\x00-\x1f]")
+# Bytes that begin no character after those: half a surrogate pair, and what has a shorter spelling
+# or lies beyond Unicode. XGrammar lets some of them through.
+NEVER_AFTER = {0xED: (0xA0, 0xBF), 0xE0: (0x80, 0x9F), 0xF0: (0x80, 0x8F), 0xF4: (0x90, 0xBF)}
+NO_TEXT = re.compile(rb"\xed[\xa0-\xbf]|\xe0[\x80-\x9f]|\xf0[\x80-\x8f]|\xf4[\x90-\xbf]")
+CONTROL = re.compile(rb"[\x00-\x1f]")
 
 
 @dataclass(frozen=True)
@@ -105,14 +109,17 @@ class GrammarCompiler:
                 )
 
     @cached_property
-    def _surrogates(self) -> tuple[frozenset[int], np.ndarray]:
-        """The tokens that end in byte ED, and the bits of those that may not follow it."""
+    def _follows(self) -> dict[int, np.ndarray]:
+        """By token, the bits of those that may follow it, where these are not all."""
         known = range(min(self.vocab_size, self.tokenizer.vocab_size))
         tokens = [self.tokenizer.token_bytes(i) for i in known]
-        follows = np.zeros(32 * -(-self.vocab_size // 32), dtype=bool)
-        follows[: len(tokens)] = [0xA0 <= token[0] <= 0xBF for token in tokens]
-        bits = np.packbits(follows, bitorder="little").view(np.int32)
-        return frozenset(i for i in known if tokens[i].endswith(b"\xed")), bits
+        first = np.array([token[0] for token in tokens])
+        bits = {}
+        for lead, (low, high) in NEVER_AFTER.items():
+            may = np.ones(32 * -(-self.vocab_size // 32), dtype=bool)
+            may[: len(tokens)] = (first < low) | (first > high)
+            bits[lead] = np.packbits(may, bitorder="little").view(np.int32)
+        return {i: bits[tokens[i][-1]] for i in known if tokens[i][-1] in bits}
 
     def _prepare(self) -> None:
         """What is made once and holds the interpreter lock meanwhile. Only then the thread steps
@@ -120,7 +127,7 @@ class GrammarCompiler:
         if not self._libraries:
             size = self.tokenizer, self.vocab_size
             self._libraries = {is_json: library(*size, is_json) for is_json in (True, False)}
-            _ = self._surrogates
+            _ = self._follows
             step_back()
 
     def _automaton(self, grammar: Grammar) -> Any:
@@ -140,16 +147,14 @@ class GrammarCompiler:
         began_ms = self._now()
         self._prepare()
         try:
-            compiled = CompiledGrammar(self._automaton(grammar), *self._surrogates)
+            compiled = CompiledGrammar(self._automaton(grammar), self._follows)
         except RuntimeError as err:
             raise ValueError(f"{grammar.kind} cannot be compiled: {_reason(err)}") from err
-        bits = np.zeros((1, -(-self.vocab_size // 32)), dtype=np.int32)
-        GrammarState(compiled, (), self.end_of(grammar)).fill(bits, 0)
-        if not bits.any():
-            raise ValueError(
-                f"{grammar.kind} admits nothing: no token can begin it; look for a rule without a "
-                "way out, or bounds that exclude each other"
-            )
+        end = self.end_of(grammar)
+        try:
+            check_pace(GrammarState(compiled, (), end), self.vocab_size, end)
+        except ValueError as err:
+            raise ValueError(f"{grammar.kind} {err}") from None
         self.log.append(Compilation(grammar, asked_ms, began_ms, self._now()))
         del self.log[:-KEPT]
         return compiled
@@ -165,8 +170,9 @@ def library(tokenizer: Tokenizer, vocab_size: int, is_json: bool) -> Any:
     reserved = set(tokenizer.reserved.values())
     known = range(min(vocab_size, tokenizer.vocab_size))
     vocabulary = [b"" if i in reserved else tokenizer.token_bytes(i) for i in known]
-    never = SURROGATE_OR_CONTROL if is_json else SURROGATE
-    vocabulary = [b"" if never.search(token) else token for token in vocabulary]
+    vocabulary = [b"" if NO_TEXT.search(token) else token for token in vocabulary]
+    if is_json:
+        vocabulary = [b"" if CONTROL.search(token) else token for token in vocabulary]
     info = xgrammar.TokenizerInfo(
         vocabulary, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=[]
     )

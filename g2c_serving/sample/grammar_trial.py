@@ -31,7 +31,10 @@ def check_pace(state: GrammarState, vocab_size: int, end: int, max_ms: float = M
             flat = np.unpackbits(bits[0].view(np.uint8), bitorder="little")[:vocab_size]
             allowed = np.flatnonzero(flat)
             if not len(allowed):
-                raise ValueError(f"admits nothing after {token} tokens of a text that it allows")
+                raise ValueError(
+                    f"admits nothing after {token} tokens of a text: look for a rule without a way "
+                    "out, or bounds that exclude each other"
+                )
             if (allowed == end).all():
                 break
             one.advance(int(rng.choice(allowed[allowed != end])))

@@ -103,8 +103,8 @@ def weigh(
     logits: torch.Tensor, batch: SamplingBatch, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The weights (M, V) that each row's token is drawn by, and its fault (M,), 0 for none."""
-    scores, faults = _readable(logits, mask)
-    return integer_weights(scores, batch), faults
+    scores, best, faults = _readable(logits, mask)
+    return integer_weights(scores, batch, best), faults
 
 
 class Drawn(NamedTuple):
@@ -126,9 +126,11 @@ def draw(weights: torch.Tensor, words: np.ndarray | torch.Tensor) -> Drawn:
     return Drawn(tokens, target, attempt, cumulative)
 
 
-def _readable(logits: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits (M, V) in float32 or better, masked, and the fault of each row (M,), 0 for none.
-    What is wrong with the model's logits is told before what is masked."""
+def _readable(
+    logits: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The logits (M, V) in float32 or better, masked, the largest of each row (M,), and its fault
+    (M,), 0 for none. What is wrong with the model's logits is told before what is masked."""
     if logits.device.type == "mps":  # not all that follows has a kernel there
         logits = logits.cpu()
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -137,20 +139,26 @@ def _readable(logits: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Te
         if mask.shape != scores.shape or mask.dtype != torch.bool:
             raise ValueError(f"mask of shape {tuple(mask.shape)} and {mask.dtype} must be bool, of "
                              f"the logits' shape {tuple(scores.shape)}")  # fmt: skip
-        scores = scores.masked_fill(~mask.to(scores.device), -torch.inf)
+        allowed = mask.to(scores.device).view(torch.int8)  # 1 or 0; from it 0 or minus infinity, as
+        shift = allowed.to(scores.dtype).reciprocal_().neg_().add_(1)  # masked_fill is slow here:
+        scores = shift.add_(scores)  # it branches at each element
         best = scores.amax(-1)
     faults = torch.where(best == -torch.inf, NOTHING_LEFT, 0)
     faults = torch.where(top == torch.inf, INFINITE, faults)
-    return scores, torch.where(top.isnan(), NOT_NUMBERS, faults)
+    return scores, best, torch.where(top.isnan(), NOT_NUMBERS, faults)
 
 
-def integer_weights(scores: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """The weight of each token, (M, V) int64, 0 for those that are filtered out.
+def integer_weights(
+    scores: torch.Tensor, batch: SamplingBatch, best: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The weight of each token, (M, V) int64, 0 for those that are filtered out. best (M,): the
+    largest score of each row, where it is known.
 
     The largest of a row is 2^32 whatever the others are, so there is no sum of floats in it.
     """
     temperature = torch.from_numpy(batch.temperature.clip(MIN_TEMPERATURE, MAX_TEMPERATURE))
-    scaled = scores - scores.amax(-1, keepdim=True)  # at most 0: no division overflows upwards
+    best = scores.amax(-1) if best is None else best
+    scaled = scores - best[:, None]  # at most 0: no division overflows upwards
     scaled /= temperature.to(scores.device, scores.dtype)[:, None]  # (M, V)
     scaled.clamp_(min=NO_WEIGHT)  # minus infinity too: exp is slow where it underflows
     weights = scaled.exp_().mul_(2.0**WEIGHT_BITS).round_().long()
