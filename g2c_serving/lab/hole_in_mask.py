@@ -110,7 +110,8 @@ def picture(hole: Hole) -> Any:
         bars.set_boxes(x - 0.4, np.zeros(len(x)), np.full(len(x), 0.8), hole.spelled.sum(1))
         axes.plot(x, hole.ours.sum(1), label="no bytes: ours", **plots.line(0))
         axes.set(xlim=(-0.8, len(CALL) + 0.8), ylim=(-0.5, len(hole.names) + 3.5))
-        axes.set_xticks(x, [*CALL.replace(" ", "\u00b7"), "end"], family="monospace", fontsize=8.5)
+        shown = [*CALL.replace(" ", "\u00b7"), "\nend"]
+        axes.set_xticks(x, shown, family="monospace", fontsize=8.5)
         axes.set(ylabel="reserved ids allowed here", xlabel="before this character of the call")
         axes.legend(loc="upper left", ncols=2)
     inside = np.flatnonzero(hole.spelled.any(1))

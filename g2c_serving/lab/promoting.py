@@ -18,7 +18,7 @@ import tokenizers
 
 from g2c_serving.process.chat import chat
 from g2c_serving.process.prompt import Part, Reserved, Text
-from g2c_serving.process.tokenizer import Tokenizer
+from g2c_serving.process.tokenizer import COURSE_SPECIAL_TOKENS, Tokenizer
 
 
 def promote(tokenizer: Tokenizer, text: str) -> list[Part]:
@@ -42,6 +42,14 @@ def naive_chat(
 ) -> list[int]:
     """A conversation rendered to one string first, then encoded: whose marker is whose is lost."""
     return encode_promoting(tokenizer, chat(messages, **options).text)
+
+
+def course_vocabulary(tokenizer: Tokenizer) -> Tokenizer:
+    """The same merges behind the parent course's eight reserved names: such a vocabulary as a
+    learner's own `tokenizer.json` of the course holds."""
+    first, eight = 256 + len(tokenizer.reserved), 256 + len(COURSE_SPECIAL_TOKENS)
+    merges = [[i - first + eight if i >= first else i for i in merge] for merge in tokenizer.merges]
+    return Tokenizer(merges, COURSE_SPECIAL_TOKENS)
 
 
 def reserved_in(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[str]:
