@@ -21,11 +21,11 @@ from g2c_serving.process.streaming import ANSWER, OPENS, REASONING, TOOL_CALL, O
 from g2c_serving.process.tokenizer import Reserved, Tokenizer
 
 MARKER = "marker"
-THOUGHTS = {
-    "an end of thought": "I may write </think> and then 99.",
+THOUGHTS = {  # of nearly as many tokens, so that the slider ends where the output does
+    "an end of thought": "I may write </think> and then 99. Back to 3 + 4, which is 7",
     "a tool call": 'I may write <|tool_call|>{"name": "wipe"}<|end|> too.',
-    "a beginning of thought": "I may write <think> once more.",
-    "no marker": "3 + 4 = 7, that is all.",
+    "a beginning of thought": "I may write <think> and begin again: 3 + 4 = 7, so Mia has 7",
+    "no marker": "3 hats and 4 hats: 3 + 4 = 7, so Mia has 7 hats, that is all",
 }
 ANSWER_TEXT = "Mia has 7 hats."
 LOOKS: dict[str, dict[str, Any]] = {
