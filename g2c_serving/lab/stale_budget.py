@@ -13,7 +13,8 @@ head). With these two numbers fixed five has the reported accepted length, 3.30,
 drafts a request have 3.21. Step times go through the Brief's decode chart (lab/load_model.py).
 
 Left out: drift that all requests share, requests that come without confidences of earlier steps,
-and a planner that knows how old its confidences are.
+and a planner that knows how old its confidences are. How fast those of a real drafter drift is
+measured by lab/confidence_memory.py.
 """
 
 from __future__ import annotations
