@@ -237,7 +237,8 @@ def _frames(traceback: TracebackType | None) -> list[tuple[FrameType, int]]:
 def _at(what: str, frames: Iterable[tuple[FrameType, int]]) -> Sync:
     for frame, line in frames:
         name = frame.f_globals.get("__name__", "")
-        if name != __name__ and name.partition(".")[0] not in NOT_THE_CALLERS:
+        ours = name == __name__ or isinstance(frame.f_locals.get("self"), SyncGuard)
+        if not ours and name.partition(".")[0] not in NOT_THE_CALLERS:
             file = frame.f_code.co_filename
             return Sync(what, _short(file), line, linecache.getline(file, line).strip())
     return Sync(what, "an unknown file", 0, "")

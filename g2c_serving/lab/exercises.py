@@ -51,5 +51,5 @@ def check(name: str, answer: Any) -> Verdict:
 
 
 # each registers the exercises of its notebooks
-for _page in ("batching", "paging", "sampling", "speculation", "tokens"):
+for _page in ("batching", "paging", "sampling", "speculation", "tokens", "async"):
     importlib.import_module(f"g2c_serving.lab.exercises_{_page}")
