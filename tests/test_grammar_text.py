@@ -25,6 +25,10 @@ from g2c_serving.sample.schema_check import check_ebnf, check_regex
         ("\\x41\\u00e9\\n", 3),
         ("a{0}", 1),
         ("a{10000}", 10_000),
+        ("[^\\n\\t\\r]+", 1),
+        ('\n\t"', 3),
+        ("[!-é]\\W[^\\d]", 3),
+        ("[a-z]*" * 3, 7),
     ],
 )
 def test_patterns_that_serve(pattern, size):
@@ -61,6 +65,10 @@ def test_patterns_that_serve(pattern, size):
         "a{",
         "(" * 5000,
         "(*)",
+        "[\\d-z]+",
+        "[a-\\w]",
+        "[z-a]",
+        "[a-z]*" * 150,
         "(|*)",
     ],
 )
@@ -83,6 +91,8 @@ def test_patterns_that_do_not(pattern):
         'root ::= "a" (x)?\nx ::= "x" (x | "y")',
         'root ::= "x"{2,3} y{0,2}\ny ::= "y"',
         "root::=[^a]+",
+        'root ::= ("a"{0,98} | "b"){0,100}',
+        'root ::= "[" root{0,9} "]" | "x"{3}',
     ],
 )
 def test_rules_that_serve(rules):
@@ -110,6 +120,10 @@ def test_rules_that_serve(rules):
         ('root ::= "a" (= "b")', "not serve"),
         ('root ::= Regex("a+")', "not serve"),
         ("%%%", "serve"),
+        ('root ::= ("a"{0,101}){0,100}', "repeat too much"),
+        ('root ::= x{0,101}\nx ::= "y" | "a"{0,100}', "repeat too much"),
+        ('root ::= "ab"{0,5001}', "repeat too much"),
+        ("root ::= " + "[a-z]* " * 150, "repeat too much"),
         ('root ::= ("a"', "not closed"),
         ('root ::= "a")', "not opened"),
         ('"a"', "begin"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -71,18 +72,19 @@ def compiler() -> GrammarCompiler:
 
 
 @cache
-def kinds_of_tokens() -> tuple[np.ndarray, np.ndarray]:
-    """Tokens that close something, and tokens of one byte: (V,) bool each."""
+def kinds_of_tokens() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens that close something, tokens of one byte, and those that often go wrong: (V,) bool."""
     words = [compiler().tokenizer.token_bytes(i) for i in range(compiler().vocab_size)]
     closing = np.array([word in (b'"', b"]", b"}") for word in words])
-    return closing, np.array([len(word) == 1 for word in words])
+    telling = np.array([len(word) == 1 and word in b'"\\0159.-' for word in words])
+    return closing, np.array([len(word) == 1 for word in words]), telling
 
 
 def documents(schema: Any, count: int, seed: int = 0, most: int = 300) -> Iterator[str]:
     """Random documents through the engine's mask, with a push towards their end."""
     grammar = Grammar.json_schema(schema)
     compiled = compiler().submit(grammar).result()
-    (closing, single), rng = kinds_of_tokens(), np.random.default_rng(seed)
+    (closing, single, telling), rng = kinds_of_tokens(), np.random.default_rng(seed)
     for _ in range(count):
         state, tokens = compiler().state_of(grammar, compiled), []
         for step in range(most):
@@ -96,7 +98,8 @@ def documents(schema: Any, count: int, seed: int = 0, most: int = 300) -> Iterat
                 )
                 break
             ids = ids[ids != END]
-            wanted = closing if rng.random() < push else single if rng.random() < 0.6 else None
+            wanted = (closing if rng.random() < push else telling if rng.random() < 0.3
+                      else single if rng.random() < 0.6 else None)  # fmt: skip
             few = ids if wanted is None else ids[wanted[ids]]
             tokens.append(int(rng.choice(few if len(few) else ids)))
             state.advance(tokens[-1])
@@ -199,6 +202,25 @@ REFUSED = [
     ({"type": "string", "pattern": "^a$b$"}, "#/pattern"),
     ({"type": "string", "pattern": '^"$'}, "#/pattern"),
     ({"type": "string", "pattern": "^a$", "maxLength": 3}, "#"),
+    ({"type": "string", "pattern": "^[!-é]+$"}, "#/pattern"),
+    ({"type": "string", "pattern": "^[ -\U0001f600]{3}$"}, "#/pattern"),
+    ({"type": "string", "pattern": "^\\W+$"}, "#/pattern"),
+    ({"type": "string", "pattern": "^[a\\D]+$"}, "#/pattern"),
+    ({"type": "string", "pattern": "^[^a\\d]+$"}, "#/pattern"),
+    ({"type": "string", "pattern": "^[^\\w]+$"}, "#/pattern"),
+    ({"type": "string", "pattern": "^[z-a]$"}, "#/pattern"),
+    ({"type": "string", "pattern": "^[a-\\w]$"}, "#/pattern"),
+    ({"type": "integer", "multipleOf": 7, "minimum": 100}, "#/multipleOf"),
+    ({"type": "integer", "multipleOf": 7, "exclusiveMaximum": 100}, "#/multipleOf"),
+    ({"type": ["integer", "number"], "multipleOf": 5}, "#/multipleOf"),
+    ({"type": "number", "maximum": 1e10}, "#/maximum"),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "null"}, "#/$schema"),
+    ({"title": 5, "type": "null"}, "#/title"),
+    ({"readOnly": 1}, "#/readOnly"),
+    ({"$defs": {"a%": ONE}, "$ref": "#/$defs/a%"}, "#/$ref"),
+    ({"$defs": {"é": ONE}, "$ref": "#/$defs/é"}, "#/$ref"),
+    ({"type": ["null", "null"]}, "#/type"),
+    ({"type": "object", "properties": {"a": ONE}, "required": ["a", "a"]}, "#/required"),
     ({"type": "number", "minimum": 1e-12}, "#/minimum"),
     ({"type": "string", "enum": ["a", 1]}, "#/enum"),
     ({"const": 12345678901234567890}, "#/const"),
@@ -288,3 +310,128 @@ def test_a_deep_schema_is_refused_and_a_wide_one_serves():
         check_schema(deep)
     wide = {"type": "object", "properties": {f"field_{i}": {"type": "string"} for i in range(300)}}
     assert json.loads(check_schema(wide)) == wide
+
+
+# ---- sizes ----
+
+
+def fields(count: int, inner: Any) -> Any:
+    properties = {f"field_{i}": inner for i in range(count)}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def nested(depth: int, branches: int) -> Any:
+    inner: Any = {"type": "null"}
+    for _ in range(depth):
+        arrays = [{"type": "array", "items": inner, "maxItems": i} for i in range(branches)]
+        inner = {"anyOf": [*arrays, {"type": "null"}]}
+    return inner
+
+
+def by_reference(depth: int) -> Any:
+    parts: Any = {f"d{depth}": {"type": "null"}}
+    for i in range(depth):
+        to = {"$ref": f"#/$defs/d{i + 1}"}
+        parts[f"d{i}"] = {"anyOf": [{"type": "array", "items": to}] * 2}
+    return {"$ref": "#/$defs/d0", "$defs": parts}
+
+
+TWENTY = {"type": "string", "pattern": "^[a-z]{1,20}$"}
+
+
+@pytest.mark.parametrize(
+    "schema, words",
+    [
+        (fields(201, TWENTY), "patterns"),
+        (fields(41, {"type": "integer", "multipleOf": 99}), "multipleOf"),
+        (fields(2, {"type": "string", "pattern": "^" + "[a-z]*" * 70 + "$"}), "patterns"),
+        ({"enum": ["a" * 50_000, "b" * 50_000]}, "characters"),
+        (nested(9, 2), "anyOf"),
+        (nested(3, 7), "anyOf"),
+        (by_reference(9), "anyOf"),
+        (by_reference(3000), "schema|\\$ref"),
+    ],
+)
+def test_what_would_compile_for_long_is_refused(schema, words):
+    with pytest.raises(ValueError, match=words):
+        check_schema(schema)
+
+
+@pytest.mark.parametrize("schema", [fields(200, TWENTY), nested(8, 2), by_reference(8)])
+def test_what_is_just_small_enough_serves(schema):
+    check_schema(schema)
+
+
+def test_prefix_items_beyond_min_items_may_lead_back():
+    check_schema({"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#"}], "minItems": 1})
+
+
+def test_one_of_is_compiled_as_any_of():
+    text = check_schema({"type": "object", "properties": {"oneOf": KEPT["oneOf"]}})
+    inner = json.loads(text)["properties"]["oneOf"]
+    assert inner == {"anyOf": KEPT["oneOf"]["oneOf"]}
+    assert check_schema(text) == text
+
+
+# ---- keywords in pairs ----
+
+BOUNDS = [-(10**18), -1234, -1, 0, 1, 9, 100, 99_999, 10**9, 10**18]
+DECIMALS = [-(10**9), -1234.5, -1.000001, -1e-6, 0, 1e-6, 0.1, 1, 9.99, 100, 123456.789, 10**9]
+VALUES: dict[str, dict[str, list[Any]]] = {
+    "integer": {key: BOUNDS for key in ("minimum", "exclusiveMinimum", "maximum",
+                                        "exclusiveMaximum")} | {"multipleOf": [1, 2, 7, 10, 97]},
+    "number": {key: DECIMALS for key in ("minimum", "exclusiveMinimum", "maximum",
+                                         "exclusiveMaximum")},
+    "string": {"minLength": [0, 1, 3, 100], "maxLength": [0, 1, 3, 100],
+               "pattern": ["^[ -~]+$", "^[^a]*$", "^[#-\\]]{2}$", "^[é-ü\\w]+$",
+                           "^[à-\U0001f600]{2}$",
+                           "^(\\d|[+-]){3}$", "^.*$", "^[!-é]+$", "^[a-é]{2}$"]},
+    "array": {"items": [{"type": "integer"}, False, {}], "minItems": [0, 1, 3],
+              "maxItems": [0, 1, 3], "prefixItems": [[{"type": "null"}], [{}, {"type": "string"}]]},
+    "object": {"properties": [{"a": {"type": "null"}, 'q"': {}}], "required": [["a"], []],
+               "additionalProperties": [True, False, {"type": "integer"}]},
+}  # fmt: skip
+
+
+def pairs() -> list[dict[str, Any]]:
+    """Each keyword with each other of its type, and with those of another type."""
+    said = [{"type": name, **dict(zip(keys, values, strict=True))}
+            for name, of in VALUES.items() for keys in itertools.combinations(of, 2)
+            for values in itertools.product(*(of[key] for key in keys))]  # fmt: skip
+    for one, two in itertools.combinations([*VALUES, "null", "boolean"], 2):
+        singles = [{key: value} for name in (one, two) for key, of in VALUES.get(name, {}).items()
+                   for value in of]  # fmt: skip
+        said += [{"type": [one, two], **more} for more in singles]
+    return said
+
+
+def is_refused(schema: Any) -> bool:
+    try:
+        check_schema(schema)
+    except ValueError:
+        return True
+    return False
+
+
+def check_pairs(schemas: list[dict[str, Any]], count: int, capfd: Any) -> None:
+    wrong = []
+    for i, schema in enumerate(schemas):
+        if is_refused(schema):
+            continue
+        capfd.readouterr()
+        try:
+            validate(schema, count, seed=i, share=0)
+        except Exception as err:
+            wrong.append((schema, repr(err)[:120]))
+        if said := capfd.readouterr().err:
+            wrong.append((schema, said[:200]))
+    assert not wrong, "\n".join(map(str, [len(wrong), *wrong[:40]]))
+
+
+def test_some_pairs_of_keywords_are_kept(capfd):
+    check_pairs(pairs()[::29], 4, capfd)
+
+
+@pytest.mark.slow
+def test_all_pairs_of_keywords_are_kept(capfd):
+    check_pairs(pairs(), 20, capfd)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from g2c_serving.sample.regex_check import check_text
+from g2c_serving.sample.regex_check import check_text, open_size
 
 MAX_EBNF_CHARS = 20_000
 MAX_RULES = 500
-MAX_REPEAT = 10_000  # of one bound
+MAX_REPEAT = 10_000  # of one bound, and of bounds inside each other
+MAX_SIZE = 10_000  # characters of all rules with their repetition written out
 
 TOKEN = re.compile(
     r"(?P<space>\s+|\#[^\n]*)"
@@ -42,18 +43,74 @@ def check_ebnf(rules: str) -> None:
         names = [name for name in reversed(names) if name not in new]
     if names:
         raise ValueError(f"rule {names[0]!r} has no way out: no finite text is of it")
+    _check_size(bodies)
 
 
-def _bodies(rules: str) -> dict[str, list[tuple[str, str]]]:
+def _check_size(bodies: dict[str, Tokens]) -> None:
+    """ValueError for rules that repeat too much, written out or inside each other."""
+    known: dict[str, int] = {}
+    try:
+        size = sum(_measure(body, bodies, known)[0] for body in bodies.values())
+    except RecursionError:
+        raise ValueError("rules lead through too many others; put some into one") from None
+    size += open_size(sum(text in "*+" for body in bodies.values() for _, text in body))
+    if size > MAX_SIZE:
+        raise ValueError(
+            f"rules repeat too much: written out they have {size} characters; at most {MAX_SIZE} "
+            "serve"
+        )
+
+
+def _measure(body: Tokens, bodies: dict[str, Tokens], known: dict[str, int]) -> tuple[int, int]:
+    """A rule's characters, written out, each rule that it names as one; and how often what is
+    innermost repeats, with the rules that it names. `known`: the second by name, 1 for those that
+    are being looked at, so that recursion counts once."""
+    groups, last = [(0, 1)], (0, 1)
+    for kind, text in body:
+        if kind == "open":
+            groups.append((0, 1))
+        elif kind != "or":
+            size, deep = groups.pop() if kind in ("close", "many") else groups[-1]
+            if kind == "many":
+                times = _times(text)
+                size, last = size + last[0] * (times - 1), (last[0] * times, last[1] * times)
+                groups.append((size, max(deep, last[1])))
+            else:
+                last = (size, deep) if kind == "close" else _one(kind, text, bodies, known)
+                size, deep = groups.pop()
+                groups.append((size + last[0], max(deep, last[1])))
+        if groups[-1][1] > MAX_REPEAT:
+            raise ValueError(
+                f"rules repeat too much: bounds inside each other come to over {MAX_REPEAT}"
+            )
+    return groups[0]
+
+
+def _one(kind: str, text: str, bodies: dict[str, Tokens], known: dict[str, int]) -> tuple[int, int]:
+    if kind == "text":
+        return (1 if text[0] == "[" else len(text) - 2), 1
+    if text not in known:
+        known[text] = 1
+        known[text] = _measure(bodies[text], bodies, known)[1]
+    return 1, known[text]
+
+
+def _times(many: str) -> int:
+    """How often a quantifier may repeat, its lower bound where there is no upper one."""
+    bounds = re.findall(r"\d+", many)
+    return max(1, int(bounds[-1])) if bounds else 1
+
+
+def _bodies(rules: str) -> dict[str, Tokens]:
     """The tokens of each rule by its name."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    found: dict[str, Tokens] = {}
     body: list[tuple[str, str]] | None = None
     for kind, text in _tokens(rules):
         if kind == "head":
             name = text.removesuffix("::=").strip()
             if name in found:
                 raise ValueError(f"rule {name!r} is defined twice")
-            body = found[name] = []
+            found[name] = body = []
         elif body is None:
             raise ValueError(f"rules begin with {text!r}; a rule is `name ::= ...`")
         else:

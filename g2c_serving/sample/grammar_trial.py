@@ -1,9 +1,9 @@
 """A compiled grammar is tried out before it meets other people's requests.
 
 XGrammar keeps every way to read what was written. A grammar that can be read in many ways, such as
-`(((a{0,10}){0,10}){0,10}){0,10}`, compiles in a millisecond, and then one mask takes seconds, in
-the step that all requests share. So a few random texts are written with it, in the compiler's
-thread. A heuristic: what hides behind a rare beginning is not found. Brief, section 5.
+`(((a{0,10}){0,10}){0,10}){0,10}`, compiles in a millisecond, and then one token may take seconds
+to accept, in the step that all requests share. So a few random texts are written with it, in the
+compiler's thread. A heuristic: what hides behind a rare beginning is not found. Brief, section 5.
 """
 
 from __future__ import annotations
@@ -42,5 +42,6 @@ def check_pace(state: GrammarState, vocab_size: int, end: int, max_ms: float = M
             if took > max_ms:
                 raise ValueError(
                     f"can be read in too many ways: {token + 1} tokens of a random text took "
-                    f"{took:.0f} ms, {max_ms:g} is the limit; take repetition inside repetition out"
+                    f"{took:.0f} ms, {max_ms:g} on this machine is the limit; take "
+                    "repetition inside repetition out"
                 )

@@ -3,16 +3,18 @@
 A pattern is matched as a whole, with or without `^` at its start and `$` at its end. In a JSON
 schema it is searched for, so there both must stand. XGrammar passes over other anchors and, in a
 schema, over what looks ahead: neither is allowed. Lazy quantifiers admit what greedy ones do.
-`\\s` has the spaces of ECMAScript, Unicode's among them; `\\d` and `\\w` are of ASCII.
+`\\s` has the spaces of ECMAScript, Unicode's among them; `\\d` and `\\w` are of ASCII. A validator
+may take them as Unicode's, so that a schema must not say what is none of them.
 Brief, section 5.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 
 MAX_PATTERN_CHARS = 10_000
-MAX_PATTERN_SIZE = 10_000  # characters with all repetition written out, {m,n} as n times
+MAX_PATTERN_SIZE = 10_000  # characters with all repetition written out, and `open_size`
 
 ESCAPE = r"\\(?:[dDwWsS^$.*+?()\[\]{}|/\\nrtfv-]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4})"
 ATOM = re.compile(
@@ -22,6 +24,9 @@ ATOM = re.compile(
     r"|(?P<many>(?:[*+?]|\{(?P<low>\d{1,6})(?:,(?P<high>\d{0,6}))?\})\??)"
 )
 UNBOUNDED = re.compile(r"[*+]")
+CLASS = re.compile(rf"\[\^?((?:{ESCAPE}|[^\]\[\\])+)\]")
+MEMBER = re.compile(rf"(?P<low>{ESCAPE}|[^\\])(?:-(?P<high>{ESCAPE}|[^\\]))?", re.DOTALL)
+OTHERS = re.compile(r"\\[DW]|\[\^(?:\\[^dw]|[^\]\\])*\\[dw]")  # what is no digit, no letter
 UNWRITABLE = re.compile(r'["\x00-\x1f]|\\[\\sSnrtfvxu]')  # what a JSON string has to escape
 
 
@@ -32,9 +37,36 @@ def check_regex(pattern: str, in_json: bool = False) -> int:
         raise ValueError(f"{pattern!r} must begin with ^ and end with $: it is matched as a whole")
     if in_json and (found := UNWRITABLE.search(pattern)):
         raise ValueError(f"{pattern!r}: {found.group()!r} is written with an escape; take it out")
+    if in_json and (found := OTHERS.search(pattern)):
+        raise ValueError(
+            f"{pattern!r}: {found.group()!r} is of ASCII here and of Unicode elsewhere; list the "
+            "characters, as in [^0-9]"
+        )
     inner = pattern.removeprefix("^")
     is_anchor = inner.endswith("$") and (len(inner) - len(inner[:-1].rstrip("\\"))) % 2 == 1
-    return _size(inner[:-1] if is_anchor else inner, in_json)
+    size = _size(inner[:-1] if is_anchor else inner, in_json)
+    size += open_size(len(UNBOUNDED.findall(pattern)))
+    if size > MAX_PATTERN_SIZE:
+        raise ValueError(f"{pattern[:40]!r} has too many * and +")
+    _check_compiles(pattern)
+    return size
+
+
+def _check_compiles(pattern: str) -> None:
+    """ValueError for what is no regular expression elsewhere, such as the class [z-a]."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of `[[`, which may change its meaning
+            re.compile(pattern)
+    except re.error as err:
+        raise ValueError(f"{pattern[:40]!r} is no regular expression: {err}") from None
+    except (RecursionError, OverflowError):
+        raise ValueError(f"{pattern[:40]!r} has too many groups inside each other") from None
+
+
+def open_size(count: int) -> int:
+    """What `count` times * or + add to a size: XGrammar's time grows with the square, as it
+    follows all that may have begun. A hundred in a row take 2 s at 32,000 tokens."""
+    return count * count // 2
 
 
 def check_text(name: str, text: object, most: int) -> None:
@@ -102,3 +134,16 @@ def _check_in_json(pattern: str, found: re.Match[str], kind: str, is_outside: bo
             "character, so that it cannot count; name the characters, as in [ -~], or repeat it "
             "by * or +"
         )
+    for low, high in _ranges(found.group()):
+        if ord(low) < 0x80 <= ord(high) and any(low <= one <= high for one in '"\\'):
+            raise ValueError(
+                f"{pattern!r}: between {low!r} and {high!r} is a quotation mark or a backslash, "
+                "which JSON writes with an escape; end the range before it and begin another one"
+            )
+
+
+def _ranges(text: str) -> list[tuple[str, str]]:
+    """The ends of the ranges in a class."""
+    found = CLASS.fullmatch(text)
+    members = MEMBER.finditer(found[1]) if found else ()
+    return [(m["low"][-1], m["high"][-1]) for m in members if m["high"]]

@@ -19,8 +19,9 @@ from typing import Any
 
 from g2c_serving.sample.ebnf_check import check_ebnf
 from g2c_serving.sample.regex_check import check_regex
-from g2c_serving.sample.schema_ends import check_ends
+from g2c_serving.sample.schema_ends import check_ends, check_ways
 from g2c_serving.sample.schema_forms import Checker
+from g2c_serving.sample.schema_keywords import DEFINITIONS
 
 __all__ = ["check_ebnf", "check_regex", "check_schema"]
 
@@ -34,7 +35,28 @@ def check_schema(schema: dict[str, Any] | bool | str) -> str:
     root = _parsed(schema)
     Checker(root).schema(root, "#")
     check_ends(root)
-    return json.dumps(root)
+    check_ways(root)
+    return json.dumps(_as_compiled(root))
+
+
+def _as_compiled(schema: Any) -> Any:
+    """The schema as XGrammar reads it without a word on stderr: `anyOf` for each `oneOf`, the same
+    where no two of its schemas share a type, and `items` where `minItems` needs more than are
+    named."""
+    if not isinstance(schema, dict):
+        return schema
+    said = {("anyOf" if key == "oneOf" else key): inner for key, inner in schema.items()}
+    if said.get("minItems", 0) > len(said.get("prefixItems", [])):
+        said.setdefault("items", {})
+    for key in ("items", "additionalProperties"):
+        if key in said:
+            said[key] = _as_compiled(said[key])
+    for key in ("anyOf", "prefixItems"):
+        if key in said:
+            said[key] = [_as_compiled(inner) for inner in said[key]]
+    for key in {"properties", *DEFINITIONS} & set(said):
+        said[key] = {name: _as_compiled(inner) for name, inner in said[key].items()}
+    return said
 
 
 def _parsed(schema: object) -> Any:

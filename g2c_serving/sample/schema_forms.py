@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 from g2c_serving.sample.regex_check import check_regex
 from g2c_serving.sample.schema_keywords import (
     DEFINITIONS,
+    DIALECT,
     HIGH,
     KINDS,
     LENGTHS,
@@ -27,10 +29,11 @@ from g2c_serving.sample.schema_keywords import (
 
 MAX_PROPERTIES = 1_000  # in all of the schema
 MAX_OPTIONAL = 400  # in one object: XGrammar's time grows with their square, and faster
-MAX_SIZE = 20_000  # of all patterns, with repetition written out, and all multipleOf
+MAX_SIZE = 4_000  # of all patterns, with repetition written out, and all multipleOf: a ms each
+MAX_VALUES = 100_000  # characters of all enum and const
 MAX_COUNT = 10_000  # of characters or items
 MAX_FACTOR = 100  # of multipleOf: its automaton has as many states
-MAX_INTEGER, MAX_NUMBER = 10**18, 10**15  # as a bound
+MAX_INTEGER, MAX_NUMBER = 10**18, 10**9  # as a bound
 
 
 class Checker:
@@ -38,7 +41,7 @@ class Checker:
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        self.properties = self.size = 0
+        self.properties = self.size = self.values = 0
 
     def schema(self, schema: Any, at: str) -> None:
         if schema is True:
@@ -50,13 +53,21 @@ class Checker:
         kind = kinds[0] if kinds else ""
         allowed = self._allowed(schema, kind, at)
         for key in schema:
-            if key not in allowed | NOTES | DEFINITIONS:
+            if key not in allowed | set(NOTES) | DEFINITIONS:
                 raise ValueError(refusal(at, key, kind))
+        self._notes(schema, at)
         for key in DEFINITIONS & set(schema):
             for name, inner in self._dict(schema, key, at).items():
                 self.schema(inner, f"{at}/{key}/{escaped(name)}")
         if kind:
             getattr(self, "_" + kind.lstrip("$").lower())(schema, at)
+
+    def _notes(self, schema: dict[str, Any], at: str) -> None:
+        for key in NOTES.keys() & set(schema):
+            if not isinstance(schema[key], NOTES[key]):
+                raise ValueError(f"{at}/{key}: {schema[key]!r} must be a {NOTES[key].__name__}")
+        if (dialect := schema.get("$schema", DIALECT)).removesuffix("#") != DIALECT:
+            raise ValueError(f"{at}/$schema: {dialect!r} is another dialect; write {DIALECT!r}")
 
     def _allowed(self, schema: dict[str, Any], kind: str, at: str) -> set[str]:
         if kind in ("enum", "const"):
@@ -70,6 +81,8 @@ class Checker:
         names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         if not names or not all(isinstance(n, str) and n in OF_TYPE for n in names):
             raise ValueError(f"{at}/type: {schema['type']!r} is not one or more of {list(OF_TYPE)}")
+        if len(set(names)) < len(names):
+            raise ValueError(f"{at}/type: {schema['type']!r} names one twice")
         return names
 
     def _ref(self, schema: dict[str, Any], at: str) -> None:
@@ -84,6 +97,9 @@ class Checker:
         self._value(schema, schema["const"], f"{at}/const")
 
     def _value(self, schema: dict[str, Any], value: Any, at: str) -> None:
+        self.values += len(json.dumps(value))
+        if self.values > MAX_VALUES:
+            raise ValueError(f"{at}: the values come to more than {MAX_VALUES} characters")
         for number in numbers(value):
             whole = isinstance(number, int)
             if not (-(2**63) <= number < 2**63 if whole else math.isfinite(number)):
@@ -111,7 +127,7 @@ class Checker:
             taken |= names
 
     def _type(self, schema: dict[str, Any], at: str) -> None:
-        for name in dict.fromkeys(self._types(schema, at)):
+        for name in self._types(schema, at):
             if name in ("string", "integer", "number", "array", "object"):
                 getattr(self, "_" + name)(schema, at)
 
@@ -126,10 +142,7 @@ class Checker:
             self.size += check_regex(pattern, in_json=True)
         except ValueError as err:
             raise ValueError(f"{at}/pattern: {err}") from None
-        if self.size > MAX_SIZE:
-            raise ValueError(
-                f"{at}/pattern: all patterns together repeat too much, over {MAX_SIZE}"
-            )
+        self._check_size(at)
 
     def _check_size(self, at: str) -> None:
         if self.size > MAX_SIZE:
@@ -141,14 +154,21 @@ class Checker:
     def _integer(self, schema: dict[str, Any], at: str) -> None:
         for key in (*LOW, *HIGH):
             self._int(schema, key, at, -MAX_INTEGER, MAX_INTEGER)
-        self._int(schema, "multipleOf", at, 1, MAX_FACTOR)
-        self.size += schema.get("multipleOf", 0)
-        self._check_size(at)
+        self._multiple(schema, at)
         lows, highs = bounds(schema, LOW, 1), bounds(schema, HIGH, -1)
-        low, high = max(lows, default=-math.inf), min(highs, default=math.inf)
-        step = schema.get("multipleOf", 1)
-        if lows and highs and low + -low % step > high:
+        if lows and highs and max(lows) > min(highs):
             raise ValueError(f"{at}: no integer is within its bounds")
+
+    def _multiple(self, schema: dict[str, Any], at: str) -> None:
+        if "multipleOf" not in schema:
+            return
+        self._int(schema, "multipleOf", at, 1, MAX_FACTOR)
+        self.size += schema["multipleOf"]
+        self._check_size(at)
+        beside = [key for key in (*LOW, *HIGH) if key in schema]
+        if "number" in self._types(schema, at) or beside:
+            what = beside[0] if beside else "the type 'number'"
+            raise ValueError(f"{at}/multipleOf: beside {what} it is not kept; take one of them out")
 
     def _number(self, schema: dict[str, Any], at: str) -> None:
         for key in (*LOW, *HIGH):
@@ -156,7 +176,7 @@ class Checker:
             if not is_of(value, "number") or abs(value) > MAX_NUMBER or round(value, 6) != value:
                 raise ValueError(
                     f"{at}/{key}: {value!r} must be a number with at most 6 digits behind the "
-                    f"point, from -1e15 to 1e15"
+                    f"point, from -1e9 to 1e9"
                 )
         lows = [schema[key] for key in LOW if key in schema]
         highs = [schema[key] for key in HIGH if key in schema]
@@ -186,7 +206,9 @@ class Checker:
         needed = schema.get("required", [])
         if not isinstance(needed, list) or not all(isinstance(n, str) for n in needed):
             raise ValueError(f"{at}/required: {needed!r} must be a list of names")
-        for name in needed:
+        for i, name in enumerate(needed):
+            if name in needed[:i]:
+                raise ValueError(f"{at}/required: {name!r} stands there twice")
             if name not in names:
                 raise ValueError(f"{at}/required: {name!r} is not among the properties; add it")
         if len(names) - len(set(needed)) > MAX_OPTIONAL:

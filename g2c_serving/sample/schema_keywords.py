@@ -10,7 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 TEXTS = {"title", "description", "$comment", "$schema"}
-NOTES = TEXTS | {"default", "examples", "deprecated", "readOnly", "writeOnly"}  # say nothing
+# What says nothing, with the types that it has.
+NOTES: dict[str, Any] = {
+    **dict.fromkeys(TEXTS, str), **dict.fromkeys(("deprecated", "readOnly", "writeOnly"), bool),
+    "examples": list, "default": object,
+}  # fmt: skip
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DEFINITIONS = {"$defs", "definitions"}
 LOW, HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 LENGTHS = ("minLength", "maxLength")
@@ -42,6 +47,8 @@ ADVICE = {
 
 def target(root: Any, ref: object, at: str) -> Any:
     """What a `$ref` stands for: the whole schema, or a definition of it."""
+    if isinstance(ref, str) and ("%" in ref or not ref.isascii()):
+        raise ValueError(f"{at}/$ref: {ref!r} may have no % and only ASCII; rename the definition")
     if ref == "#":
         return root
     parts = ref.split("/") if isinstance(ref, str) else []
