@@ -214,6 +214,7 @@ REFUSED = [
     ({"type": "integer", "multipleOf": 7, "exclusiveMaximum": 100}, "#/multipleOf"),
     ({"type": ["integer", "number"], "multipleOf": 5}, "#/multipleOf"),
     ({"type": "number", "maximum": 1e10}, "#/maximum"),
+    ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e-6}, "#"),
     ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "null"}, "#/$schema"),
     ({"title": 5, "type": "null"}, "#/title"),
     ({"readOnly": 1}, "#/readOnly"),

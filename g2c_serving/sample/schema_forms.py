@@ -183,6 +183,8 @@ class Checker:
         is_open = any(key in schema for key in (LOW[1], HIGH[1]))
         if lows and highs and (max(lows) > min(highs) or is_open and max(lows) == min(highs)):
             raise ValueError(f"{at}: no number is within its bounds")
+        if lows and highs and is_open and round(min(highs) - max(lows), 6) <= 1e-6:
+            raise ValueError(f"{at}: exclusive bounds so close are not kept; leave 2e-6 between")
 
     def _array(self, schema: dict[str, Any], at: str) -> None:
         self._counts(schema, "minItems", "maxItems", at)
