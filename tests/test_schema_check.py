@@ -107,6 +107,7 @@ def documents(schema: Any, count: int, seed: int = 0, most: int = 300) -> Iterat
 
 
 def validate(schema: Any, count: int, seed: int = 0, share: float = 0.8) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema)
     judge = jsonschema.Draft202012Validator(schema)
     found = 0
     for text in documents(schema, count, seed):
