@@ -88,8 +88,9 @@ class Drafter:
         if self.model.has_confidence:
             score = logits[:, -1].float().sigmoid()
         else:
-            scores = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
-            score = scores.float().softmax(-1).amax(-1)
+            if mask is not None:
+                logits = logits.masked_fill(~mask.to(logits.device), -torch.inf)
+            score = logits.float().softmax(-1).amax(-1)
         return score.nan_to_num(0.0)
 
     def _advance(

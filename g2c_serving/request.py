@@ -35,7 +35,7 @@ class SamplingParams:
     top_p           keep the most likely tokens up to this sum, in (0, 1]; 1 is off
     seed            unsigned 64-bit; None draws a fresh one, which the output reports
     n               samples of the prompt, each with a seed of its own, at most 16,384
-    stop            strings that end the answer; none of it is shown
+    stop            strings that end the answer, inside a grammar too; none of it is shown
     stop_token_ids  ids that end the text, beside the model's end of text
     ignore_eos      go on after the model's end of text
     logprobs        None is off; k reports of each generated token its own log-probability and the
@@ -213,6 +213,7 @@ class Request:
 
     def finish(self, reason: str, message: str | None = None) -> None:
         self.state, self.finish_reason, self.message = FINISHED, reason, message
+        self.grammar = None  # outputs live on, and need no automaton
 
 
 class RequestOutput:

@@ -40,17 +40,20 @@ class WaitingRoom:
         """Until one can go on."""
         futures = [future for _, future in self._waiting.values()]
         while not wait(futures, BLINK, return_when=FIRST_COMPLETED).done:
-            pass  # on Windows an interrupt gets through between two waits only
+            self.compiler.give_up()  # and on Windows an interrupt gets through here only
 
     def ready(self) -> list[Request]:
         """Those that can go on, or that ended because their grammar cannot be compiled."""
-        done = [request for request, future in self._waiting.values() if future.done()]
-        for request in done:
-            _, future = self._waiting.pop(request.sequence_id)
-            error = future.exception()
-            for one in request.family:
-                if error is not None:
-                    one.finish("error", f"grammar: {error}")
-                elif one.params.grammar is not None:
+        if self._waiting:
+            self.compiler.give_up()
+        done = [(request, future) for request, future in self._waiting.values() if future.done()]
+        for request, future in done:
+            try:
+                for one in request.family:
+                    assert one.params.grammar is not None
                     one.grammar = self.compiler.state_of(one.params.grammar, future.result())
-        return done
+            except Exception as err:
+                for one in request.family:
+                    one.finish("error", f"grammar: {err}")
+            del self._waiting[request.sequence_id]
+        return [request for request, _ in done]

@@ -151,3 +151,11 @@ def drafts_of(e: g.Engine, request_id: int, sample: int = 0) -> list:
     """All that was drafted for one sample, step by step."""
     mine = [d for r in e.history for d in r.drafts]
     return [d for d in mine if (d.request_id, d.sample_index) == (request_id, sample)]
+
+
+def unchecked(kind: str, source: str) -> g.Grammar:
+    """A grammar that was not looked at: what the library itself makes of it."""
+    grammar = g.Grammar.regex("a")
+    for name, value in (("kind", kind), ("source", source)):
+        object.__setattr__(grammar, name, value)
+    return grammar

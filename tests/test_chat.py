@@ -181,6 +181,15 @@ CALL = {"name": "b", "arguments": {}}
         ),
         ([{"role": "user", "content": "a\ud800"}], r"messages\[0\].*surrogate at character 1"),
         ([{"role": "assistant", "content": "", "reasoning": 3}], r'\["reasoning"\]=3 must be'),
+        (
+            [
+                {"role": "assistant", "tool_calls": [CALL]},
+                {"role": "user", "content": "x"},
+                {"role": "tool", "content": "x"},
+            ],
+            r"messages\[2\] has role 'tool', but no assistant message with tool_calls",
+        ),
+        ([{"role": "assistant", "content": 0, "tool_calls": [CALL]}], r'\["content"\]=0 must be'),
         ([{"role": "assistant", "tool_calls": CALL}], r'\["tool_calls"\]=.* must be a list'),
         ([{"role": "assistant", "tool_calls": ["b"]}], r'\["tool_calls"\]\[0\]=\'b\' must be'),
         ([{"role": "assistant", "tool_calls": [{"name": "b"}]}], r'"name" and "arguments"'),

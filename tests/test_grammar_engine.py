@@ -658,3 +658,15 @@ def test_random_traces(mode, seed):
                 assert text.decode() in language
             else:
                 jsonschema.validate(json.loads(text), LIST)
+
+
+def test_a_forced_token_is_a_sure_draft():
+    """A drafter without a head is asked among what the grammar allows: where that is one token, its
+    draft stands for certain."""
+    e = engine("budgeted")
+    e.generate([[5, 6, 7]], g.SamplingParams(max_tokens=20, seed=1, grammar=regex(["a" * 18])))
+    scores = []
+    real = e.speculator.budget.learn
+    e.speculator.budget.learn = lambda s, *a: (scores.append(s.copy()), real(s, *a))[1]
+    e.generate([[5, 6, 7]], g.SamplingParams(max_tokens=20, seed=1, grammar=regex(["a" * 18])))
+    assert scores and all(one[0, 0] == 1.0 for one in scores)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 
 import pytest
 from small_models import random_lm
@@ -138,6 +140,13 @@ def test_a_grammar_and_the_channels_tell_the_same():
         assert call.value()["name"] == "timer"
         assert isinstance(json.loads(call.text)["arguments"]["minutes"], int)
     assert output.tool_calls
+
+
+def test_an_output_under_a_grammar_can_be_copied_and_sent():
+    params = g.SamplingParams(max_tokens=8, grammar=g.Grammar.regex("[ab]{3}"), seed=1)
+    (output,) = engine().generate(["hi"], params)
+    for other in (copy.deepcopy(output), pickle.loads(pickle.dumps(output))):
+        assert other.token_ids == output.token_ids and other.text == output.text
 
 
 @pytest.mark.parametrize("stop", ["", [""], [3], 5, ["a"] * 1000, b"x"])

@@ -21,7 +21,8 @@ from g2c_serving.lab.reliability import (
 
 
 def drafted(confidences, verified, accepted):
-    return Drafted(1, 0, 9, (5,) * len(confidences), confidences, verified, accepted, 6, accepted + 1)
+    tokens, kept = (5,) * len(confidences), accepted + 1
+    return Drafted(1, 0, 9, tokens, confidences, verified, accepted, 6, kept)
 
 
 def drawn(rows: int, drafts: int = 5, seed: int = 0) -> Evidence:

@@ -5,19 +5,24 @@ Nothing here is timed: the compiler stands still until the test opens its gate.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
-from grammars import EOS, LM, MODES, checked_step, engine, regex, run
+from grammars import EOS, LM, MODES, checked_step, engine, regex, run, unchecked
 from small_models import random_ids
 
 import g2c_serving as g
 from g2c_serving.sample import grammar_compiler
 from g2c_serving.sample.grammar_compiler import GrammarCompiler
 
+ROOT = Path(__file__).resolve().parents[1]
 PROMPT = [5, 6, 7]
 WAIT = 20  # seconds that a broken test may hang
 
@@ -141,7 +146,7 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_samples_alone(gate):
 
 
 # built past the checks of `Grammar.json_schema`, for what they do not see
-NOTHING = g.Grammar("json_schema", '{"type": "integer", "minimum": 5, "maximum": 4}')
+NOTHING = unchecked("json_schema", '{"type": "integer", "minimum": 5, "maximum": 4}')
 
 
 def test_generate_with_a_bad_grammar_among_good_ones():
@@ -267,13 +272,96 @@ def test_many_at_once_all_come_through_though_few_are_kept(gate, monkeypatch):
     assert len(e.compiler._compiled) == 2
 
 
-def test_a_failure_is_not_kept(gate):
+def test_a_failure_that_would_come_again_is_kept(gate, monkeypatch):
+    """Or whoever sends a bad grammar again and again keeps the thread busy. Not one by accident."""
     gate.open()
     compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, LM.eos_id)
     for _ in range(2):
         with pytest.raises(ValueError, match="json_schema cannot be compiled"):
             compiler.submit(NOTHING).result(WAIT)
-    assert len(gate.compiled) == 2 and compiler.log == []
+    assert len(gate.compiled) == 1 and compiler.log == []
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_compiler, "check_pace", raising(MemoryError("no memory")))
+        with pytest.raises(MemoryError):
+            compiler.submit(regex(["a"])).result(WAIT)
+    assert compiler.submit(regex(["a"])).result(WAIT) is not None
+
+
+def raising(error):
+    def call(*args, **how):
+        raise error
+
+    return call
+
+
+def test_the_compiled_are_kept_within_their_bytes(monkeypatch):
+    monkeypatch.setattr(grammar_compiler, "KEPT_BYTES", 1)
+    compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, LM.eos_id)
+    for letter in "abc":
+        compiler.submit(regex([letter])).result(WAIT)
+    assert len(compiler._compiled) <= 2
+
+
+def test_who_takes_too_long_is_left_behind(gate, monkeypatch):
+    """The one at fault ends with an error, also if there is nothing else to do; the others behind
+    it are compiled by a fresh thread."""
+    monkeypatch.setattr(grammar_compiler, "MAX_SECONDS", 0.05)
+    gate.only = regex(["slow"]).source
+    e = engine()
+    slow, quick = e.add(PROMPT, held_to("slow")), e.add(PROMPT, held_to("quick"))
+    final = run(e)
+    assert final[slow, 0].finish_reason == "error"
+    assert "longer than 0.05 s" in final[slow, 0].message
+    assert word_of(final[quick, 0]) == "quick"
+    again = run_one(e, held_to("slow"))
+    assert again.finish_reason == "error"  # at once: it is known
+    gate.open()
+    assert word_of(run_one(e, held_to("more"))) == "more"
+
+
+def run_one(e: g.Engine, params: g.SamplingParams) -> g.RequestOutput:
+    request_id = e.add(PROMPT, params)
+    return run(e)[request_id, 0]
+
+
+def test_a_failure_on_the_way_in_ends_the_request(gate, monkeypatch):
+    """Not only what the compiler says: whatever happens, the request is not lost."""
+    gate.open()
+    e = engine()
+    with monkeypatch.context() as patch:
+        patch.setattr(e.compiler, "state_of", raising(MemoryError("no memory left")))
+        request_id = e.add(PROMPT, held_to("abc", n=2))
+        final = run(e)
+    assert [final[request_id, i].finish_reason for i in range(2)] == ["error"] * 2
+    assert "no memory left" in final[request_id, 0].message
+    assert word_of(run_one(e, held_to("abc"))) == "abc"
+
+
+def test_the_thread_goes_with_its_compiler():
+    before = threading.active_count()
+    compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, LM.eos_id)
+    compiler.submit(regex(["a"])).result(WAIT)
+    assert threading.active_count() == before + 1
+    del compiler
+    gc.collect()
+    for _ in range(200):
+        if threading.active_count() <= before:
+            break
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+def test_the_interpreter_exits_while_something_is_compiled():
+    code = (
+        "import time, g2c_serving as g\n"
+        "from g2c_serving.sample.grammar_compiler import GrammarCompiler\n"
+        "GrammarCompiler._automaton = lambda self, grammar: time.sleep(60)\n"
+        "e = g.Engine(g.load('tiny'))\n"
+        "e.add('hi', g.SamplingParams(grammar=g.Grammar.regex('a')))\n"
+        "time.sleep(0.5)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=40, cwd=ROOT)
+    assert done.returncode == 0
 
 
 def test_kinds_with_the_same_text_are_different_grammars(gate):
@@ -296,7 +384,7 @@ def test_the_log_tells_when(gate):
     assert e.history[0].start_ms >= 0 and other.done_ms <= e.history[-1].start_ms
 
 
-def test_the_thread_steps_back_once_and_with_the_lock_held_work_behind_it(monkeypatch):
+def test_the_thread_steps_back_with_the_lock_held_work_behind_it(monkeypatch):
     """A thread of low priority that holds the interpreter lock, as the making of the library does,
     stops the engine for as long as the system lets it wait."""
     order = []
@@ -308,7 +396,7 @@ def test_the_thread_steps_back_once_and_with_the_lock_held_work_behind_it(monkey
     compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, LM.eos_id)
     for grammar in (regex(["a"]), g.Grammar.json_schema({"type": "null"}), regex(["b"])):
         assert compiler.submit(grammar).result(WAIT) is not None
-    assert order == ["library", "library", "steps back"]
+    assert order == ["library", "library", *3 * ["steps back"]]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")

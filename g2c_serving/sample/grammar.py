@@ -18,7 +18,7 @@ the mask in `fused_sample.py`. Left out: structural tags, and jumping forward ov
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,19 @@ from g2c_serving.checks import as_int
 from g2c_serving.sample.schema_check import check_ebnf, check_regex, check_schema
 
 MAX_TRIGGER = 64  # token ids
-MAX_MASK_MS = 200.0  # of the processor's time; a mask takes microseconds
+MAX_TOKEN_MS = 50.0  # of the processor's time for a token or a mask, which take microseconds
+
+
+def _kept(check: Callable[[Any], object]) -> Callable[[Any], Any]:
+    def checked(source: Any) -> Any:
+        check(source)
+        return source
+
+    return checked
+
+
+# what is compiled, from what was handed in
+CHECKS = {"json_schema": check_schema, "regex": _kept(check_regex), "ebnf": _kept(check_ebnf)}
 
 
 @dataclass(frozen=True)
@@ -41,9 +53,23 @@ class Grammar:
     """
 
     kind: str  # json_schema, regex or ebnf
-    source: str
-    trigger_token_ids: tuple[int, ...] = ()
+    source: Any  # a schema may come as a dict; kept as text
+    trigger_token_ids: Sequence[int] = ()
     end_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in CHECKS:
+            raise ValueError(f"kind={self.kind!r} must be one of {', '.join(CHECKS)}")
+        source = CHECKS[self.kind](self.source)
+        trigger, end = self.trigger_token_ids, self.end_token_id
+        if isinstance(trigger, str | bytes) or not hasattr(trigger, "__iter__"):
+            raise ValueError(f"trigger_token_ids={trigger!r} must be a sequence of token ids")
+        ids = tuple(as_int("trigger_token_ids", i, 0) for i in trigger)
+        if len(ids) > MAX_TRIGGER:
+            raise ValueError(f"trigger_token_ids has {len(ids)} ids; at most {MAX_TRIGGER} serve")
+        end = end if end is None else as_int("end_token_id", end, 0)
+        for name, value in (("source", source), ("trigger_token_ids", ids), ("end_token_id", end)):
+            object.__setattr__(self, name, value)  # it is frozen for everybody else
 
     @classmethod
     def json_schema(
@@ -52,7 +78,7 @@ class Grammar:
     ) -> Grammar:  # fmt: skip
         """JSON that a schema admits, spaced as `json.dumps` writes it, properties in their order
         and none but those."""
-        return cls._of("json_schema", check_schema(schema), trigger_token_ids, end_token_id)
+        return cls("json_schema", schema, trigger_token_ids, end_token_id)
 
     @classmethod
     def regex(
@@ -60,25 +86,14 @@ class Grammar:
     ) -> Grammar:
         """Text that the whole of `pattern` matches, as `re.fullmatch` with `re.DOTALL` and
         `re.ASCII` would say; but `\\s` is any space of Unicode."""
-        check_regex(pattern)
-        return cls._of("regex", pattern, trigger_token_ids, end_token_id)
+        return cls("regex", pattern, trigger_token_ids, end_token_id)
 
     @classmethod
     def ebnf(
         cls, rules: str, trigger_token_ids: Sequence[int] = (), end_token_id: int | None = None
     ) -> Grammar:
         """Text that the rule `root` derives, in XGrammar's EBNF."""
-        check_ebnf(rules)
-        return cls._of("ebnf", rules, trigger_token_ids, end_token_id)
-
-    @classmethod
-    def _of(cls, kind: str, source: str, trigger: Sequence[int], end: int | None) -> Grammar:
-        if isinstance(trigger, str | bytes) or not hasattr(trigger, "__iter__"):
-            raise ValueError(f"trigger_token_ids={trigger!r} must be a sequence of token ids")
-        ids = tuple(as_int("trigger_token_ids", i, 0) for i in trigger)
-        if len(ids) > MAX_TRIGGER:
-            raise ValueError(f"trigger_token_ids has {len(ids)} ids; at most {MAX_TRIGGER} serve")
-        return cls(kind, source, ids, end if end is None else as_int("end_token_id", end, 0))
+        return cls("ebnf", rules, trigger_token_ids, end_token_id)
 
 
 @dataclass(frozen=True)
@@ -101,7 +116,7 @@ class GrammarState:
         self._matcher: Any = None if trigger else self._new_matcher()
         self._follows: np.ndarray | None = None  # bits, where not all may follow
         self.is_broken = False  # it was given a token that the grammar does not admit
-        self._slow: list[float] = []  # ms of masks that took too long, its forks' too
+        self._slow: list[float] = []  # ms of what took too long
 
     def _new_matcher(self) -> Any:
         import xgrammar
@@ -124,7 +139,7 @@ class GrammarState:
             self._tail = (*self._tail, token_id)[-len(self._trigger) :] if self._trigger else ()
             if self._trigger and self._tail == self._trigger:
                 self._matcher = self._new_matcher()
-        elif self.is_broken or not self._matcher.accept_token(token_id):
+        elif self._slow or self.is_broken or not self._timed(self._matcher.accept_token, token_id):
             self.is_broken = True
         elif self._matcher.is_terminated():
             self._matcher, self._tail = None, ()
@@ -132,6 +147,12 @@ class GrammarState:
 
     def fork(self) -> GrammarState:
         """A state of its own that goes on from here."""
+        other = self.ahead()
+        other._slow = list(self._slow)
+        return other
+
+    def ahead(self) -> GrammarState:
+        """A copy to go ahead with drafts. What takes it too long counts for this one as well."""
         other = GrammarState.__new__(GrammarState)
         other.__dict__.update(self.__dict__)
         other._matcher = None if self._matcher is None else self._matcher.fork()
@@ -139,16 +160,20 @@ class GrammarState:
 
     def fill(self, bits: np.ndarray, row: int) -> None:
         """Write the tokens that may follow into `bits` (M, words) int32, at `row`. None, once a
-        mask took so long that the others of the step would wait for the next one."""
+        token or a mask took so long that the others of the step would wait for the next one."""
         if self.is_broken or self._slow:
             bits[row] = 0
         elif self._matcher is not None:
-            began = time.thread_time()
-            self._matcher.fill_next_token_bitmask(bits, row)
+            self._timed(self._matcher.fill_next_token_bitmask, bits, row)
             if self._follows is not None:
                 bits[row] &= self._follows
-            if (took := 1e3 * (time.thread_time() - began)) > MAX_MASK_MS:
-                self._slow.append(took)
+
+    def _timed(self, do: Callable[..., Any], *args: Any) -> Any:
+        began = time.thread_time()
+        result = do(*args)
+        if (took := 1e3 * (time.thread_time() - began)) > MAX_TOKEN_MS:
+            self._slow.append(took)
+        return result
 
     @property
     def problem(self) -> str | None:
@@ -156,8 +181,8 @@ class GrammarState:
         if not self._slow:
             return None
         return (
-            f"the grammar can be read in too many ways: a mask took {self._slow[0]:.0f} ms, "
-            f"{MAX_MASK_MS:g} is the limit; take repetition inside repetition out"
+            f"the grammar can be read in too many ways: a token took {self._slow[0]:.0f} ms, "
+            f"{MAX_TOKEN_MS:g} is the limit; take repetition inside repetition out"
         )
 
 
@@ -186,14 +211,14 @@ def as_mask(bits: np.ndarray | None, vocab_size: int) -> torch.Tensor | None:
 
 class DraftMasks:
     """The masks of S requests' drafts, each by the state that it extends: by what was generated and
-    the drafts before it. The requests' own states stay where they are: forks go ahead, and what
+    the drafts before it. The requests' own states stay where they are: copies go ahead, and what
     the target rejects is forgotten with them.
 
     A draft must be known on the host before the next mask can be worked out.
     """
 
     def __init__(self, states: States, vocab_size: int) -> None:
-        self._ahead = [state and state.fork() for state in states]
+        self._ahead = [state and state.ahead() for state in states]
         self._vocab_size = vocab_size
         self._bits: list[np.ndarray | None] = []  # of the first draft, the second, and so on
 

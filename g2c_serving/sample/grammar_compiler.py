@@ -15,18 +15,20 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from g2c_serving.process.tokenizer import Tokenizer
+from g2c_serving.sample.compiler_thread import CompilerThread
 from g2c_serving.sample.grammar import CompiledGrammar, Grammar, GrammarState
 from g2c_serving.sample.grammar_trial import check_pace
 
-KEPT = 128  # compiled grammars that are kept, those used last
+KEPT, KEPT_BYTES = 128, 2**28  # compiled grammars that are kept, those used last
+MAX_SECONDS = 20.0  # for one grammar: the others wait behind it
 NICENESS = 10
 END = "<|end|>"
 # Bytes that begin no character after those: half a surrogate pair, and what has a shorter spelling
@@ -59,28 +61,36 @@ class GrammarCompiler:
         self.tokenizer, self.vocab_size, self.eos_id = tokenizer, vocab_size, eos_id
         self.origin = origin
         self.log: list[Compilation] = []
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = CompilerThread()
         self._libraries: dict[bool, Any] = {}  # XGrammar's compilers, made in the thread
         self._compiled: OrderedDict[tuple[str, str], Future] = OrderedDict()
 
     def submit(self, grammar: Grammar) -> Future:
-        """The compiled grammar, some time; its result goes to `state_of`. ValueError in the future
-        for a grammar that XGrammar cannot read, and one that admits nothing."""
+        """The compiled grammar, some time; its result goes to `state_of`. In the future ValueError
+        for a grammar that XGrammar cannot read or that admits nothing, TimeoutError for one that
+        takes too long."""
         key = grammar.kind, grammar.source
         found = self._compiled.get(key)
-        if found is None or (found.done() and (found.cancelled() or found.exception())):
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "grammars")
-            found = self._thread.submit(self._compile, grammar, self._now())
+        if found is None or _may_work_now(found):
+            found = self._thread.submit(partial(self._compile, grammar, self._now()))
             self._compiled[key] = found
         self._compiled.move_to_end(key)
-        while len(self._compiled) > KEPT:
+        while len(self._compiled) > 1 and self._is_over_full():
             self._compiled.popitem(last=False)
         return found
 
+    def give_up(self) -> None:
+        """Leave a grammar behind that has been compiling for too long."""
+        self._thread.leave_after(MAX_SECONDS)
+
+    def _is_over_full(self) -> bool:
+        done = [f for f in self._compiled.values() if f.done() and f.exception() is None]
+        num_bytes = sum(future.result().automaton.memory_size_bytes for future in done)
+        return len(self._compiled) > KEPT or num_bytes > KEPT_BYTES
+
     def state_of(self, grammar: Grammar, compiled: CompiledGrammar) -> GrammarState:
         """The state of a request that has not generated anything yet."""
-        return GrammarState(compiled, grammar.trigger_token_ids, self.end_of(grammar))
+        return GrammarState(compiled, tuple(grammar.trigger_token_ids), self.end_of(grammar))
 
     def end_of(self, grammar: Grammar) -> int:
         """The id that ends the grammar. ValueError if there is none, or it is not reserved."""
@@ -128,7 +138,7 @@ class GrammarCompiler:
             size = self.tokenizer, self.vocab_size
             self._libraries = {is_json: library(*size, is_json) for is_json in (True, False)}
             _ = self._follows
-            step_back()
+        step_back()
 
     def _automaton(self, grammar: Grammar) -> Any:
         is_json = grammar.kind == "json_schema"
@@ -177,6 +187,12 @@ def library(tokenizer: Tokenizer, vocab_size: int, is_json: bool) -> Any:
         vocabulary, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=[]
     )
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+
+def _may_work_now(found: Future) -> bool:
+    """Whether a compilation failed for a reason that need not come again: no memory, say."""
+    failed = found.exception() if found.done() else None
+    return failed is not None and not isinstance(failed, ValueError | TimeoutError)
 
 
 def _reason(err: Exception) -> str:

@@ -30,6 +30,8 @@ def check_pace(state: GrammarState, vocab_size: int, end: int, max_ms: float = M
             one.fill(bits, 0)
             flat = np.unpackbits(bits[0].view(np.uint8), bitorder="little")[:vocab_size]
             allowed = np.flatnonzero(flat)
+            if one.problem:
+                raise ValueError(one.problem)
             if not len(allowed):
                 raise ValueError(
                     f"admits nothing after {token} tokens of a text: look for a rule without a way "
