@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+import g2c_serving as g
 from g2c_serving.lab import exercises, grading
 from g2c_serving.lab import slips_tokens as slips
 from g2c_serving.lab.exercises import EXERCISES, check
@@ -177,3 +178,15 @@ def test_a_slip_that_raises_is_no_slip():
     asked = Exercise("t", "?", lambda: abs, "-", cases=[(-1,)], slips=[(broken, "never")])
     assert "never" not in grade(asked, lambda x: x).text
     assert grading.slip(asked, lambda x: x) == ""
+
+
+def test_a_nested_list_is_told_as_such():
+    def nested(parts):
+        return [tokenizer_of(part) for part in parts]
+
+    def tokenizer_of(part):
+        tokenizer = g.load("tiny").tokenizer
+        return tokenizer.encode(part) if isinstance(part, str) else [tokenizer.reserved[part.name]]
+
+    verdict = check("05.inert", nested)
+    assert not verdict and "Entry 0 is a list" in str(verdict) and "flat list" in str(verdict)

@@ -125,7 +125,7 @@ def number_problem(exercise: Exercise, got: float, right: float) -> str | None:
             fraction = factor == 0.01 and not exercise.unit and abs(right) <= 1
             look = "Answer as a fraction of 1." if fraction else "Look at the unit."
             return f"{got:,.9g} has the right digits. {look}"
-    if is_close(exercise, -got, right):
+    if is_close(exercise, -got, right) and right != -1:  # which may stand for "none"
         return f"{got:,.9g} has the right digits. Look at the sign."
     side = "small" if got < right else "large"
     far = "" if right and 0.5 < got / right < 2 else "much "
@@ -151,7 +151,11 @@ def list_problem(exercise: Exercise, answer: Any, right: Sequence[float]) -> str
         )
     if right and all(isinstance(item, bool) for item in right):
         return mask_problem(list(answer), right)
-    got = [read_number(item, exercise.unit) for item in answer]
+    got = []
+    for i, item in enumerate(answer):
+        if isinstance(item, list | tuple):
+            return f"Entry {i} is a list, {show(item)}: give one flat list of numbers."
+        got.append(read_number(item, exercise.unit))
     if len(got) != len(right):
         side = "few" if len(got) < len(right) else "many"
         return f"your list has {len(got)} numbers; that is too {side}."
