@@ -27,6 +27,7 @@ from g2c_serving.request import RUNNING, WAITING, Request
 from g2c_serving.schedule.cost_model import CostModel
 from g2c_serving.schedule.draft_rows import DraftRows
 from g2c_serving.schedule.prefix_tiers import PrefixCache
+from g2c_serving.schedule.step_limits import StepLimits
 
 ARRIVAL = attrgetter("sequence_id")
 
@@ -268,45 +269,21 @@ class Scheduler:
             return self.waiting.append(request)
         self.waiting.insert(bisect(self.waiting, request.sequence_id, key=ARRIVAL), request)
 
-    def _limits(self, step: list[Scheduled]) -> _Limits:
+    def _limits(self, step: list[Scheduled]) -> StepLimits:
         """What the decode rows leave of the step's tokens and time."""
-        tokens = self.max_num_batched_tokens - len(step) - self.drafting.num_rows
+        rows = len(step) + self.drafting.num_rows
+        tokens = self.max_num_batched_tokens - rows
         if self.step_time_budget_ms is None or self.cost_model is None:
-            return _Limits(tokens, None)
+            return StepLimits(tokens)
         context = sum(s.num_computed + 1 for s in step)
-        spent = self.cost_model.decode_cost(len(step) + self.drafting.num_rows, context)
-        return _Limits(tokens, self.step_time_budget_ms - spent)
+        spent = self.cost_model.decode_cost(rows, context)
+        return StepLimits(tokens, self.step_time_budget_ms - spent, self.cost_model)
 
-    def _take_chunk(self, request: Request, step: list[Scheduled], limits: _Limits) -> bool:
-        """Add the largest chunk of `request` that fits to `step`; False if none does.
-
-        A time budget that leaves nothing still lets one token through, so that prompts advance.
-        """
+    def _take_chunk(self, request: Request, step: list[Scheduled], limits: StepLimits) -> bool:
+        """Add the largest chunk of `request` that fits to `step`; False if none does."""
         cached = request.num_computed_tokens
-        num_tokens = min(request.num_uncomputed - self.drafting.held_back(request), limits.tokens)
-        if limits.ms is not None and self.cost_model is not None:
-            fits = self.cost_model.largest_chunk(cached, limits.ms)
-            if not limits.any_chunk:
-                fits = max(fits, 1)
-            num_tokens = min(num_tokens, fits)
-            limits.ms -= self.cost_model.cost(num_tokens, cached)
-        if num_tokens <= 0:
-            return False
-        limits.tokens -= num_tokens
-        limits.any_chunk = True
-        step.append(Scheduled(request, num_tokens, cached))
-        return True
-
-
-@dataclass
-class _Limits:
-    """What is left of a step: tokens, ms (None: no time budget); whether it has a chunk yet."""
-
-    tokens: int
-    ms: float | None
-    any_chunk: bool = False
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether the time is used up, so that no further chunk can be had."""
-        return self.any_chunk and self.ms is not None and self.ms <= 0
+        wanted = request.num_uncomputed - self.drafting.held_back(request)
+        num_tokens = limits.take(wanted, cached)
+        if num_tokens:
+            step.append(Scheduled(request, num_tokens, cached))
+        return num_tokens > 0
