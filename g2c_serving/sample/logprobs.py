@@ -3,12 +3,14 @@
 They are the model's own: the log-softmax of its raw logits, in float32 or better, before
 temperature, top-k, top-p and any mask. So a token of temperature 0 has one below 0 too, and those
 of one text can be compared across settings. DeepInfer's batch-invariance test compares such lists,
-with the five best, exactly (Brief, section 3). Left out: those of the prompt's tokens.
+with the five best, exactly (Brief, section 3). They are worked out on the device and read once the
+step is over. Left out: those of the prompt's tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -25,29 +27,51 @@ class TokenLogprobs(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
-def token_logprobs(
+@dataclass(frozen=True)
+class AskedLogprobs:
+    """Of the R of M rows that ask, still on the device: ids and own log-probabilities (R,), those
+    of the K best (R, K). asked (M,), as in `asked_logprobs`."""
+
+    asked: Sequence[int | None]
+    columns: tuple[torch.Tensor, ...]
+
+    def read(self) -> list[TokenLogprobs | None]:
+        """One entry a row, None where it is not asked for. It waits for the device."""
+        rows = zip(*(column.tolist() for column in self.columns), strict=True)
+        return [None if k is None else _entry(k, *next(rows)) for k in self.asked]
+
+
+def _entry(
+    k: int, token: int, logprob: float, top_ids: list[int], top: list[float]
+) -> TokenLogprobs:
+    return TokenLogprobs(token, logprob, tuple(zip(top_ids[:k], top[:k], strict=True)))
+
+
+def asked_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, asked: Sequence[int | None]
-) -> list[TokenLogprobs | None]:
-    """One entry a row, None where it is not asked for; without rows that ask, nothing is computed.
+) -> AskedLogprobs | None:
+    """Those of the rows that ask; None, and nothing is computed, where none does.
 
     logits (M, V); tokens (M,); asked (M,): how many of the best, more than V count as V
     """
-    found: list[TokenLogprobs | None] = [None] * len(asked)
     rows = [i for i, k in enumerate(asked) if k is not None]
     if not rows:
-        return found
+        return None
     index = torch.tensor(rows, device=logits.device)
     wide = torch.promote_types(logits.dtype, torch.float32)
     logprobs = torch.log_softmax(logits[index].to(wide), dim=-1)  # (R, V)
     ids = tokens.to(logits.device)[index].clamp(min=0)
     own = logprobs.gather(1, ids[:, None])[:, 0]
     best, best_ids = _best(logprobs, max(asked[i] or 0 for i in rows))  # (R, K)
-    columns = (ids.tolist(), own.tolist(), best_ids.tolist(), best.tolist())
-    for i, token, logprob, top_ids, top in zip(rows, *columns, strict=True):
-        k = asked[i] or 0
-        pairs = tuple(zip(top_ids[:k], top[:k], strict=True))
-        found[i] = TokenLogprobs(token, logprob, pairs)
-    return found
+    return AskedLogprobs(asked, (ids, own, best_ids, best))
+
+
+def token_logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, asked: Sequence[int | None]
+) -> list[TokenLogprobs | None]:
+    """The same, read: one entry a row, None where it is not asked for."""
+    found = asked_logprobs(logits, tokens, asked)
+    return [None] * len(asked) if found is None else found.read()
 
 
 def _best(logprobs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

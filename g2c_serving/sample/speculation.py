@@ -112,9 +112,9 @@ def verify(
     drawn = draw(final, _words(batch, use, accepted))
     token = torch.where(faults[last] < 0, faults[last], drawn.tokens)
     if ledger is not None:
-        count = accepted.cpu().numpy()
-        where = batch.positions + count
-        ledger.record(batch.seeds, where, drawn, token, use[np.arange(len(count)), count])
+        where = torch.from_numpy(batch.positions).to(device) + accepted  # (S,)
+        its_use = torch.from_numpy(use).to(device).gather(1, accepted[:, None])[:, 0]
+        ledger.record(batch.seeds, where, drawn, token, its_use)
     tokens = torch.cat((drafts.tokens, torch.zeros_like(drafts.tokens[:, :1])), dim=1)
     return Verdict(tokens.scatter(1, accepted[:, None], token[:, None]), accepted)
 
@@ -158,15 +158,14 @@ def _accept(
         own.gather(1, token)[:, 0], own.sum(-1), theirs.gather(1, token)[:, 0], theirs.sum(-1)
     ).where(faults[here] == 0, 0.0)  # (D,)
     positions = batch.positions[request] + draft
-    bits = rng.uniform_bits(batch.seeds[request], positions)
-    falls = torch.from_numpy(bits).to(device) < chance * 2.0**53
+    seeds = batch.seeds[request]
+    bits = torch.from_numpy(rng.uniform_bits(seeds, positions)).to(device)
+    falls = bits < chance * 2.0**53
     standing = torch.zeros(drafts.tokens.shape, dtype=torch.bool, device=device)
     standing = standing.index_put((r, i), falls)
     if ledger is not None:  # the coins up to the first rejection: those after it decide nothing
-        counts = draft <= standing.long().cumprod(1).sum(1).cpu().numpy()[request]
-        coins = bits, chance.cpu().numpy(), token[:, 0].cpu().numpy()
-        where = batch.seeds[request][counts], positions[counts]
-        ledger.record_coins(*where, *(of_all[counts] for of_all in coins))
+        counts = i <= standing.long().cumprod(1).sum(1)[r]
+        ledger.record_coins(seeds, positions, bits, chance, token[:, 0], counts)
     return standing
 
 
