@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ class EngineConfig:
     step_time_budget_ms      aim of a step's time: prefill chunks shrink to fit (needs cost_model)
     cost_model               a fitted `CostModel`
     speculation              a `Speculation`; None is off
+    forbid_sync              what waits for the device in the forward or sample launch is an error
+                             that names its line; default: whether G2C_FORBID_SYNC is set
     """
 
     num_blocks: int = 512
@@ -94,6 +97,7 @@ class EngineConfig:
     step_time_budget_ms: float | None = None
     cost_model: CostModel | None = None
     speculation: Speculation | None = None
+    forbid_sync: bool = field(default_factory=lambda: "G2C_FORBID_SYNC" in os.environ)
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs"):
@@ -101,6 +105,8 @@ class EngineConfig:
         if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} must be one of {sorted(DTYPES)}")
         _require_device(self.device)
+        if not isinstance(self.forbid_sync, bool):
+            raise ValueError(f"forbid_sync={self.forbid_sync!r} must be True or False")
         self._check_cache()
         self._check_invariance()
         self._check_speculation()

@@ -30,7 +30,11 @@ class Engine(Loop):
     @property
     def has_unfinished(self) -> bool:
         """Whether `step` has something to do, or to tell of a step that was interrupted."""
-        return bool(self._requests or self._unreported)
+        return self._is_busy or bool(self._unreported)
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._requests)
 
     def add(
         self,
@@ -51,7 +55,7 @@ class Engine(Loop):
         if params.grammar is not None:
             self.compiler.check(params.grammar)
         ids = self._next_request_id, self._next_sequence_id
-        samples = make_samples(prompt_token_ids, params, self.lm.eos_id, *ids)
+        samples = make_samples(prompt_token_ids, params, self.lm, *ids)
         for request in samples:
             request.cache_salt, request.traffic = cache_salt, traffic
         with deferred_interrupt():
@@ -139,6 +143,7 @@ class Engine(Loop):
         except BaseException:  # a bad prompt, or the learner's interrupt: leave nothing behind
             for request_id in list(self._requests):
                 self.abort(request_id)
+            self._drain()
             self._unreported.clear()
             raise
         return [finished[key] for key in sorted(finished)]
@@ -149,10 +154,13 @@ class Engine(Loop):
         An interrupt ends the step between its phases, not within the bookkeeping of one: the next
         step goes on from there. Without unfinished requests nothing is done or recorded.
         """
-        if self._requests:
+        if self._is_busy:
             self._step()
         outputs, self._unreported = self._unreported, []
         return outputs
+
+    def _drain(self) -> None:
+        """Take in what is on its way; here nothing is between two steps."""
 
     def _unfinished(self, request_id: int) -> list[Request]:
         if as_int("request_id", request_id, 0) not in self._requests:

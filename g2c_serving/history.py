@@ -7,11 +7,28 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from g2c_serving.schedule.cost_model import StepShape
 from g2c_serving.schedule.scheduler import Scheduled
 
 HISTORY_STEPS = 4096  # the newest step records that an engine keeps
+CPU, DEVICE = "CPU", "device"
+
+
+class Event(NamedTuple):
+    """A phase of a step, from `start_ms` to `end_ms`, counted from the engine's making.
+
+    lane    CPU: schedule, process; device: draft, forward (layout of the batch included), sample;
+    phase   where steps overlap also launch and wait, see `async_engine.py`
+    step    steps are counted from 0
+    """
+
+    lane: str
+    phase: str
+    step: int
+    start_ms: float
+    end_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +79,7 @@ class StepRecord:
     drafts               what became of the drafts, request by request
     finished, preempted  request ids, one entry for each sample
     num_*                queues and free blocks when the step had ended
+    is_overlapped        the CPU's phases went on beside those of other steps on the device
     """
 
     start_ms: float
@@ -78,10 +96,21 @@ class StepRecord:
     num_waiting: int = 0
     num_running: int = 0
     num_free_blocks: int = 0
+    is_overlapped: bool = False
+
+    def note(self, event: Event) -> None:
+        """A phase has ended."""
+        took, phase = event.end_ms - event.start_ms, event.phase
+        if phase in ("schedule", "forward", "sample", "process"):
+            setattr(self, f"{phase}_ms", getattr(self, f"{phase}_ms") + took)
+        elif phase == "draft":
+            self.draft_ms, self.forward_ms = took, took
 
     @property
     def total_ms(self) -> float:
-        return self.schedule_ms + self.forward_ms + self.sample_ms + self.process_ms
+        """ms of the phases that no other step's hide."""
+        device = self.forward_ms + self.sample_ms
+        return device if self.is_overlapped else self.schedule_ms + device + self.process_ms
 
     @property
     def num_tokens(self) -> int:

@@ -73,7 +73,7 @@ def check_cache_options(cache_salt: str, traffic: str) -> None:
 def make_samples(
     prompt_token_ids: list[int],
     params: SamplingParams,
-    eos_id: int | None,
+    lm: LanguageModel,
     request_id: int,
     sequence_id: int,
 ) -> list[Request]:
@@ -81,8 +81,9 @@ def make_samples(
     `siblings`, fork off it then."""
     seed = secrets.randbits(64) if params.seed is None else params.seed
     stop_ids = set(params.stop_token_ids)
-    if eos_id is not None and not params.ignore_eos:
-        stop_ids.add(eos_id)
+    if lm.eos_id is not None and not params.ignore_eos:
+        stop_ids.add(lm.eos_id)
+    most_tokens = min(len(prompt_token_ids) + params.max_tokens, lm.config.max_seq_len)
     samples = [
         Request(
             request_id,
@@ -93,6 +94,7 @@ def make_samples(
             sample_seed(seed, i),
             state=EXPECTED,
             stop_ids=frozenset(stop_ids),
+            most_tokens=most_tokens,
         )
         for i in range(params.n)
     ]

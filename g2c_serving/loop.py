@@ -10,27 +10,54 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from g2c_serving.config import EngineConfig
+from g2c_serving.forbid_sync import forbid_sync
 from g2c_serving.forward.batch import ForwardBatch, build_batch
 from g2c_serving.forward.checkpoints import LanguageModel
-from g2c_serving.history import HISTORY_STEPS, EngineStats, StepRecord, Stopwatch, rows_of
+from g2c_serving.history import CPU, DEVICE, HISTORY_STEPS, EngineStats, Event, StepRecord, rows_of
 from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.parts import make_model, make_prefix_cache, make_speculator
 from g2c_serving.request import EXPECTED, FINISHED, Request, RequestOutput
+from g2c_serving.sample.grammar import GrammarState
 from g2c_serving.sample.grammar_compiler import GrammarCompiler
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.logprobs import TokenLogprobs
 from g2c_serving.sample.sampler import FAULTS
-from g2c_serving.sampling import Sampled, next_tokens
+from g2c_serving.sampling import Draws, Sampled, next_tokens
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.scheduler import Scheduled, Scheduler
 from g2c_serving.speculating import Round
 from g2c_serving.waiting_room import WaitingRoom
 
 logger = logging.getLogger(__name__)
+
+OFF: AbstractContextManager = nullcontext()  # no guard
+PENDING = 2**62  # stands where a token is yet to come; no embedding has so many rows
+
+
+@dataclass
+class Step:
+    """A step on its way through the phases.
+
+    tables       block ids of each request's tokens, by sequence id
+    draft_rows   drafts to check in all
+    """
+
+    number: int
+    scheduled: list[Scheduled]
+    tables: Mapping[int, Sequence[int]]
+    draft_rows: int
+    record: StepRecord
+    drafted: Round | None = None
+    sampled: Sampled = field(default_factory=dict)
+    error: str | None = None
 
 
 class Loop:
@@ -43,6 +70,7 @@ class Loop:
         self.block_manager = BlockManager(self.config.num_blocks, self.config.block_size)
         self.speculator = make_speculator(self.config, self.lm, self.model, self.cache)
         self.pages = self.cache if self.speculator is None else self.speculator.pages
+        self.page_work: Any = self.pages  # what the pages of new owners are prepared through
         self.prefix_cache = make_prefix_cache(lm, self.model, self.config, self.block_manager)
         self.scheduler = Scheduler(
             self.prefix_cache,
@@ -57,44 +85,99 @@ class Loop:
         self.ledger: Ledger | None = None
         self._requests: dict[int, list[Request]] = {}  # unfinished samples by request id
         self._unreported: list[RequestOutput] = []  # of a step that an interrupt cut short
-        self._next_request_id = self._next_sequence_id = 0
+        self._next_request_id = self._next_sequence_id = self._next_step = 0
         self._made = time.perf_counter()
         vocabulary = lm.tokenizer, lm.vocab_size, lm.eos_id
         self.compiler = GrammarCompiler(*vocabulary, origin=self._made)
         self.waiting_room = WaitingRoom(self.compiler)
+        self.events: deque[Event] = deque(maxlen=8 * HISTORY_STEPS)
+        self.guards: dict[str, AbstractContextManager] = {
+            phase: forbid_sync(phase, self.config.device)
+            if self.config.forbid_sync
+            else nullcontext()
+            for phase in ("forward", "sample")
+        }
 
     def _step(self) -> None:
+        """One step, from its first phase to its last."""
+        self._wait_for_grammars()
+        with deferred_interrupt():
+            step = self._begin()
+        self._compute(step)
+        with deferred_interrupt():
+            self._depart(step.scheduled)
+            self._finish(step)
+
+    def _wait_for_grammars(self) -> None:
+        """As long as there is nothing else to do."""
         if len(self.waiting_room) and not (self.scheduler.running or self.scheduler.waiting):
-            self.waiting_room.wait()  # there is nothing else to do
-        watch = Stopwatch()
-        record = StepRecord(start_ms=1e3 * (time.perf_counter() - self._made))
-        with deferred_interrupt():
-            scheduled = self._schedule()
-        record.schedule_ms = watch.lap()
-        sampled: Sampled = {}
-        drafted: Round | None = None
-        error = None
+            self.waiting_room.wait()
+
+    def _begin(self) -> Step:
+        record = StepRecord(start_ms=self._now())
+        step = Step(self._next_step, [], self.block_manager.tables, 0, record)
+        with self._phase(CPU, "schedule", step):
+            step.scheduled = self._schedule()
+            step.draft_rows = self.scheduler.drafting.num_rows
+        self._next_step += 1
+        return step
+
+    def _compute(self, step: Step) -> None:
+        """What the device does of a step: forward and sample."""
         try:
-            scheduled, drafted = self._draft(scheduled)
             if self.speculator is not None:
-                record.draft_ms = record.forward_ms = watch.lap()
-            logits = self._forward(self._batch(scheduled, drafted))
-            record.forward_ms += watch.lap()
-            sampled = self._sample(scheduled, logits, drafted)
-            record.sample_ms = watch.lap()
-        except Exception as err:  # it belongs to no row in particular: all rows of the step end
-            logger.exception("a step failed; its %d requests end with an error", len(scheduled))
-            error = f"{type(err).__name__} in the step: {err}"
-            record.forward_ms += watch.lap()
-        record.rows = rows_of(scheduled)
-        with deferred_interrupt():
-            self._process(scheduled, sampled, error)
-            if drafted is not None and error is None and self.speculator is not None:
-                record.drafts = self.speculator.settle(drafted, scheduled, sampled)
+                with self._phase(DEVICE, "draft", step):
+                    self._draft(step)
+            with self._phase(DEVICE, "forward", step):
+                logits = self._forward(self._batch(step))
+            with self._phase(DEVICE, "sample", step):
+                step.sampled = self._sample(step.scheduled, logits, step.drafted)
+        except Exception as err:
+            self._note_failure(step, err)
+
+    @staticmethod
+    def _note_failure(step: Step, err: Exception) -> None:
+        """It belongs to no row in particular: all rows of the step end."""
+        count = len(step.scheduled)
+        logger.error("a step failed; its %d requests end with an error", count, exc_info=err)
+        step.error = f"{type(err).__name__} in the step: {err}"
+
+    @staticmethod
+    def _depart(scheduled: Sequence[Scheduled]) -> None:
+        """From here on what a step computes counts as computed, and as on its way."""
+        for s in scheduled:
+            request, most = s.request, s.num_tokens + s.num_drafts
+            request.num_computed_tokens += most
+            request.num_in_flight += most
+            request.num_pending += s.samples * (1 + s.num_drafts)
+            request.drafter_lag = s.drafter_lag
+
+    def _finish(self, step: Step) -> None:
+        record = step.record
+        record.rows = rows_of(step.scheduled)
+        with self._phase(CPU, "process", step):
+            step.scheduled = [s for s in step.scheduled if not s.is_void]
+            self._process(step)
+            if step.drafted is not None and step.error is None and self.speculator is not None:
+                record.drafts = self.speculator.settle(step.drafted, step.scheduled, step.sampled)
             self._remember(record)
-            record.process_ms = watch.lap()
-            if self.speculator is not None and error is None:
-                self.speculator.budget.record(record)
+        if self.speculator is not None and step.error is None:
+            self.speculator.budget.record(record)
+
+    @contextmanager
+    def _phase(self, lane: str, name: str, step: Step) -> Iterator[None]:
+        """Note when a phase of a step began and ended."""
+        start = self._now()
+        try:
+            yield
+        finally:
+            event = Event(lane, name, step.number, start, self._now())
+            self.events.append(event)
+            step.record.note(event)
+
+    def _now(self) -> float:
+        """ms since the engine was made."""
+        return 1e3 * (time.perf_counter() - self._made)
 
     # the four phases
 
@@ -105,20 +188,23 @@ class Loop:
         scheduled = self.scheduler.schedule()
         self._report(self.scheduler.failed)
         self.scheduler.failed = []
-        self.block_manager.prepare(self.pages)
-        self.prefix_cache.load(self.pages)
+        self.block_manager.prepare(self.page_work)
+        self.prefix_cache.load(self.page_work)
         scheduled.sort(key=lambda s: (s.num_tokens, s.num_computed))
-        return scheduled
+        return scheduled if self.speculator is None else self.speculator.mirror(scheduled)
 
-    def _batch(self, scheduled: list[Scheduled], drafted: Round | None) -> ForwardBatch | None:
-        """The flat batch of a step, with the drafts that are checked; None without any row."""
+    def _batch(self, step: Step) -> ForwardBatch | None:
+        """The flat batch of a step, with the drafts that are checked; None without any row. A token
+        that is still on its way has a stand-in."""
+        scheduled = step.scheduled
         if not scheduled:
             return None
         chunks = []
         for s in scheduled:
             known = s.request.token_ids[s.num_computed : s.num_computed + s.num_tokens]
-            chunks.append((known + [0] * s.num_verified, s.num_computed))
-        tables = [self.block_manager.tables[s.request.sequence_id] for s in scheduled]
+            known += [PENDING] * (s.num_tokens - len(known))
+            chunks.append((known + [PENDING] * s.num_verified, s.num_computed))
+        tables = [step.tables[s.request.sequence_id] for s in scheduled]
         wanted = [i for i, s in enumerate(scheduled) if s.samples]
         window: dict[str, list[int]] = {}
         if self.prefix_cache.window:
@@ -127,25 +213,28 @@ class Loop:
         block_size, device = self.config.block_size, self.config.device
         each = [1 + scheduled[i].num_verified for i in wanted]
         batch = build_batch(chunks, tables, block_size, wanted, device, logits_each=each, **window)
-        if drafted is None or self.speculator is None:
+        if step.drafted is None or self.speculator is None:
             return batch
-        return self.speculator.fill(batch, scheduled, drafted)
+        return self.speculator.fill(batch, scheduled, step.drafted)
 
-    def _draft(self, scheduled: list[Scheduled]) -> tuple[list[Scheduled], Round | None]:
-        """With speculation: the drafter's part of the forward phase, and the step with its rows for
-        the drafts that the target is to check."""
-        if self.speculator is None or not scheduled:
-            return scheduled, None
-        total = self.scheduler.drafting.num_rows
-        tables = [self.block_manager.tables[s.request.sequence_id] for s in scheduled]
-        scheduled, drafted = self.speculator.draft(scheduled, tables, total)
-        scheduled.sort(key=lambda s: (s.num_tokens + s.num_verified, s.num_computed))
-        return scheduled, drafted
+    def _draft(self, step: Step) -> None:
+        """With speculation: the drafter's part of the forward phase, and which of its drafts the
+        target is to check."""
+        if self.speculator is None or not step.scheduled:
+            return
+        tables = [step.tables[s.request.sequence_id] for s in step.scheduled]
+        step.scheduled, step.drafted = self.speculator.draft(
+            step.scheduled, tables, step.draft_rows, self._grammars
+        )
+        step.scheduled.sort(key=lambda s: (s.num_tokens + s.num_verified, s.num_computed))
 
     def _forward(self, batch: ForwardBatch | None) -> torch.Tensor | None:
         """Logits (M, V) of the requests that sample in this step: a row for each, and one for each
         draft that is checked."""
-        return None if batch is None else self.model.forward(batch, self.cache)
+        if batch is None:
+            return None
+        with self.guards["forward"]:
+            return self.model.forward(batch, self.cache)
 
     def _sample(
         self,
@@ -154,28 +243,41 @@ class Loop:
         drafted: Round | None = None,
     ) -> Sampled:
         """The next tokens of each request that samples in this step."""
-        if logits is None:
-            return {}
-        return next_tokens(scheduled, logits, self.speculator, drafted, self.ledger)
+        return self._draw(scheduled, logits, drafted).read()
 
-    def _process(self, scheduled: list[Scheduled], sampled: Sampled, error: str | None) -> None:
+    def _draw(
+        self, scheduled: list[Scheduled], logits: torch.Tensor | None, drafted: Round | None = None
+    ) -> Draws:
+        """The same, not read yet: they are on the device."""
+        if logits is None:
+            return Draws([])
+        with self.guards["sample"]:
+            return next_tokens(
+                scheduled, logits, self._grammars, self.speculator, drafted, self.ledger
+            )
+
+    def _grammars(self, requests: Sequence[Request]) -> list[GrammarState | None]:
+        """How far each request is in its grammar."""
+        return [request.grammar for request in requests]
+
+    def _process(self, step: Step) -> None:
         """Append tokens, check what ends, report all that moved."""
-        moved = [request for s in scheduled for request in s.request.family]
-        for s in scheduled:
-            if error is not None:
-                for request in s.request.family:
-                    request.finish("error", error)
+        moved = [request for s in step.scheduled for request in s.request.family]
+        for s in step.scheduled:
+            request = s.request
+            if step.error is not None:
+                for one in request.family:
+                    one.finish("error", step.error)
                 continue
-            ready = s.request.num_ready
-            s.request.num_computed_tokens += s.num_tokens
-            if self.speculator is not None:
-                self.speculator.note(s)
-            self.prefix_cache.commit(s.request, ready)
-            if s.request.num_uncomputed == 0:
-                for request in s.request.family:
-                    self._append(request, sampled[request.sequence_id])
-                self._roll_back(s.request, len(sampled[s.request.sequence_id]) - 1)
-                self._fork_siblings(s.request)
+            before, request.num_ready = request.num_ready, s.num_ready
+            request.num_in_flight -= s.num_tokens + s.num_drafts
+            self.prefix_cache.commit(request, before)
+            if s.samples:
+                request.num_pending -= 1 + s.num_drafts
+                for one in request.family:
+                    self._append(one, step.sampled[one.sequence_id])
+                self._roll_back(s, len(step.sampled[request.sequence_id]) - 1)
+                self._fork_siblings(request)
         self._report([request for request in moved if request.state != EXPECTED])
 
     def _remember(self, record: StepRecord) -> None:
@@ -228,14 +330,16 @@ class Loop:
             if len(request.token_ids) >= limit:
                 return request.finish("length", f"the context limit of {limit} tokens")
 
-    def _roll_back(self, request: Request, accepted: int) -> None:
+    def _roll_back(self, s: Scheduled, accepted: int) -> None:
         """Keep what the caches hold of the `accepted` drafts, as far as the request has them, and
         give back the blocks that the others needed."""
-        kept = min(accepted, request.num_uncomputed)
-        request.num_computed_tokens += kept
+        request = s.request
+        kept = min(accepted, len(request.token_ids) - s.num_computed - s.num_tokens)
+        request.num_computed_tokens -= s.num_drafts - kept
+        request.num_ready += kept
         if kept:
-            self.prefix_cache.commit(request, request.num_ready - kept)
-        self.block_manager.trim(request.sequence_id, len(request.token_ids))
+            self.prefix_cache.commit(request, s.num_ready)
+        self.block_manager.trim(request.sequence_id, request.num_tokens)
 
     def _fork_siblings(self, request: Request) -> None:
         """The prompt is computed, and each sample of it has its first token: from here on they are

@@ -7,6 +7,8 @@ Left out: penalties.
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,7 +99,10 @@ class Request:
         token_ids            [ prompt ........ | generated ..... ]
         num_computed_tokens  [ in the cache ........ ]^ what the next step computes
 
-    A preempted request keeps its tokens and starts again with none computed.
+    A preempted request keeps its tokens and starts again with none computed. While a step of it is
+    on its way (`async_engine.py`), what that will compute counts as computed already, and what it
+    may add as `num_pending` tokens that are not in `token_ids` yet; with drafts both are the most
+    that it can be. Between the steps of the plain engine both are 0.
     """
 
     request_id: int
@@ -109,7 +114,11 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one a generated token, if asked
     num_computed_tokens: int = 0
-    drafter_lag: int = 0  # so many of those are not in the drafter's cache yet
+    num_in_flight: int = 0  # so many of those are on their way, at most
+    num_pending: int = 0  # tokens that come of it, at most
+    num_ready: int = 0  # tokens that are in all caches, nothing on its way: what others may share
+    drafter_lag: int = 0  # so many computed ones are not in the drafter's cache yet
+    most_tokens: int = sys.maxsize  # with so many it has reached max_tokens, or the context limit
     num_preemptions: int = 0
     num_forks: int = 0
     num_given: int = 0  # tokens that a fork with a seed of its own began with
@@ -148,26 +157,36 @@ class Request:
         return self.params.max_tokens - self.num_generated
 
     @property
-    def num_uncomputed(self) -> int:
-        """Tokens that are known but not in the cache; 1 for a request that decodes."""
-        return len(self.token_ids) - self.num_computed_tokens
+    def num_tokens(self) -> int:
+        """Tokens that it has, and those that may come of a step on its way."""
+        return len(self.token_ids) + self.num_pending
 
     @property
-    def num_ready(self) -> int:
-        """Tokens that are in all caches: what others may share."""
-        return self.num_computed_tokens - self.drafter_lag
+    def num_settled(self) -> int:
+        """Computed tokens of which nothing is on its way."""
+        return self.num_computed_tokens - self.num_in_flight
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens that are not in the cache; 1 for a request that decodes."""
+        return self.num_tokens - self.num_computed_tokens
 
     @property
     def is_decoding(self) -> bool:
         """Whether all that is left to compute is the token that it drew last."""
-        return self.num_uncomputed == 1 and self.num_generated > 0
+        return self.num_uncomputed == 1 and self.num_tokens > self.num_prompt_tokens
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the step on its way ends it: that brings one token at least."""
+        return self.num_pending > 0 and len(self.token_ids) + 1 >= self.most_tokens
 
     @property
     def has_drawn(self) -> bool:
         """Whether its last token is one that it drew itself. The first one after what it was given
         is an ordinary draw in any case; speculation begins after it, so that a fork's tokens and
         seed replay it as a prompt."""
-        return len(self.token_ids) > max(self.num_prompt_tokens, self.num_given)
+        return self.num_tokens > max(self.num_prompt_tokens, self.num_given)
 
     @property
     def is_exact(self) -> bool:
@@ -185,17 +204,24 @@ class Request:
         self.num_forks += 1
         child = Request(request_id, sequence_id, 0, self.prompt_token_ids, self.params, seed)
         child.token_ids, child.logprobs = list(self.token_ids), list(self.logprobs)
-        child.stop_ids = self.stop_ids
+        child.stop_ids, child.most_tokens = self.stop_ids, self.most_tokens
         child.cache_salt, child.traffic = self.cache_salt, self.traffic
         child.num_given = self.num_given if seed == self.seed else len(self.token_ids)
         child.was_admitted = True  # what it shares was not found in the cache
         child.grammar = self.grammar and self.grammar.fork()
         return child
 
+    def snapshot(self) -> Request:
+        """The request as it stands, for a step that is computed while it moves on."""
+        still = copy.copy(self)
+        still.token_ids = list(self.token_ids)
+        still.siblings = [] if self.num_pending else list(self.siblings)  # theirs are drawn by now
+        return still
+
     @property
     def is_replaying(self) -> bool:
         """Whether it is computing tokens again for their window state."""
-        return self.num_computed_tokens < self.replay_until
+        return self.num_settled < self.replay_until
 
     def read(self, tokenizer: Tokenizer) -> OutputParser:
         """What it generated, as a user may see it: read from where it was read last."""
@@ -209,7 +235,13 @@ class Request:
 
     def lose_blocks(self) -> None:
         """Its blocks are gone: all that it knows is its tokens."""
-        self.num_computed_tokens = self.window_start = self.replay_until = self.drafter_lag = 0
+        self.num_computed_tokens = self.num_ready = self.drafter_lag = 0
+        self.window_start = self.replay_until = 0
+        self.call_back()
+
+    def call_back(self) -> None:
+        """Nothing of it is on its way: what comes of the step in flight is thrown away."""
+        self.num_in_flight = self.num_pending = 0
 
     def finish(self, reason: str, message: str | None = None) -> None:
         self.state, self.finish_reason, self.message = FINISHED, reason, message

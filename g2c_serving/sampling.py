@@ -8,6 +8,7 @@ draft that is checked, and gets the drafts that stand and the token after them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,10 +16,10 @@ import torch
 from g2c_serving.request import Request
 from g2c_serving.sample.grammar import as_mask, bitmask
 from g2c_serving.sample.ledger import Ledger
-from g2c_serving.sample.logprobs import TokenLogprobs, token_logprobs
+from g2c_serving.sample.logprobs import AskedLogprobs, TokenLogprobs, asked_logprobs
 from g2c_serving.sample.sampler import batch_of, sample
 from g2c_serving.schedule.scheduler import Scheduled
-from g2c_serving.speculating import Round, Speculator
+from g2c_serving.speculating import Grammars, Round, Speculator
 
 MAX_SAMPLED_ROWS = 1024  # at a time: each takes a few times the vocabulary's size in memory
 
@@ -26,15 +27,56 @@ MAX_SAMPLED_ROWS = 1024  # at a time: each takes a few times the vocabulary's si
 Sampled = dict[int, list[tuple[int, TokenLogprobs | None]]]
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What was drawn for R requests, not read yet.
+
+    tokens (R, n)   of each request its first `counts` (R,) stand; one, if that is None
+    rows (R,)       how many rows of logits each had; `logprobs` has an entry for each row
+    """
+
+    requests: list[Request]
+    tokens: torch.Tensor
+    rows: list[int]
+    counts: torch.Tensor | None = None
+    logprobs: AskedLogprobs | None = None
+
+    def read(self) -> Sampled:
+        """It waits for the device."""
+        counts = [1] * len(self.rows) if self.counts is None else self.counts.tolist()
+        asked = [None] * sum(self.rows) if self.logprobs is None else self.logprobs.read()
+        sampled, first = {}, 0
+        for request, tokens, count, rows in zip(
+            self.requests, self.tokens.tolist(), counts, self.rows, strict=True
+        ):
+            some = asked[first : first + count]
+            sampled[request.sequence_id] = list(zip(tokens[:count], some, strict=True))
+            first += rows
+        return sampled
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What was drawn in a step, piece by piece."""
+
+    pieces: list[Drawn]
+
+    def read(self) -> Sampled:
+        """It waits for the device."""
+        return {key: tokens for piece in self.pieces for key, tokens in piece.read().items()}
+
+
 def next_tokens(
     scheduled: Sequence[Scheduled],
     logits: torch.Tensor,
+    grammars: Grammars,
     speculator: Speculator | None = None,
     one: Round | None = None,
     ledger: Ledger | None = None,
-) -> Sampled:
+) -> Draws:
     """The next tokens of all requests that sample in this step, from their rows of logits (M, V),
-    request after request as they stand in `scheduled`."""
+    request after request as they stand in `scheduled`. Those whose mask hangs on a token that is
+    still on its way come last."""
     sampling = [s for s in scheduled if s.samples]
     first = np.cumsum([0, *(1 + s.num_verified for s in sampling)])  # each one's first row
     ordinary = [
@@ -43,28 +85,32 @@ def next_tokens(
         if not s.num_drafts
         for request in s.request.family
     ]
-    sampled: Sampled = {}
-    for some in _pieces(ordinary, MAX_SAMPLED_ROWS):
+    late = [pair for pair in ordinary if pair[1].num_pending and pair[1].params.grammar]
+    if late:
+        ordinary = [pair for pair in ordinary if pair not in late]
+    pieces = []
+    for some in (*_pieces(ordinary, MAX_SAMPLED_ROWS), *_pieces(late, MAX_SAMPLED_ROWS)):
         requests, rows = [request for _, request in some], [row for row, _ in some]
-        sampled |= _draw(requests, _take(logits, rows), ledger)
+        pieces.append(_draw(requests, _take(logits, rows), grammars, ledger))
     drafted = [(row, s) for row, s in zip(first, sampling, strict=False) if s.num_drafts]
     if one is not None and speculator is not None:
         depth = 1 + speculator.speculation.num_drafts
         for group in _pieces(drafted, max(1, MAX_SAMPLED_ROWS // depth)):
             rows = [row + i for row, s in group for i in range(1 + s.num_verified)]
             some_scheduled = [s for _, s in group]
-            sampled |= _verify(some_scheduled, _take(logits, rows), speculator, one, ledger)
-    return sampled
+            pieces.append(_verify(some_scheduled, _take(logits, rows), speculator, one, ledger))
+    return Draws(pieces)
 
 
-def _draw(requests: list[Request], logits: torch.Tensor, ledger: Ledger | None) -> Sampled:
+def _draw(
+    requests: list[Request], logits: torch.Tensor, grammars: Grammars, ledger: Ledger | None
+) -> Drawn:
     """One token for each of `requests` (R,) from its row of logits (R, V)."""
     size = logits.shape[1]
-    mask = as_mask(bitmask([request.grammar for request in requests], size), size)
+    mask = as_mask(bitmask(grammars(requests), size), size)
     tokens = sample(logits, batch_of(requests, size), mask, ledger=ledger)
-    asked = [request.params.logprobs for request in requests]
-    pairs = zip(tokens.tolist(), token_logprobs(logits, tokens, asked), strict=True)
-    return {request.sequence_id: [pair] for request, pair in zip(requests, pairs, strict=True)}
+    asked = asked_logprobs(logits, tokens, [request.params.logprobs for request in requests])
+    return Drawn(requests, tokens[:, None], [1] * len(requests), logprobs=asked)
 
 
 def _verify(
@@ -73,26 +119,16 @@ def _verify(
     speculator: Speculator,
     one: Round,
     ledger: Ledger | None,
-) -> Sampled:
+) -> Drawn:
     """The drafts that stand and the token after them, for each request with drafts."""
     verdict = speculator.verify(logits, scheduled, one, ledger)
-    counts = (verdict.accepted + 1).tolist()
-    tokens = [row[:count] for row, count in zip(verdict.tokens.tolist(), counts, strict=True)]
-    rows: list[int] = []
-    asked: list[int | None] = []
-    first = 0
-    for s, count in zip(scheduled, counts, strict=True):
-        rows += range(first, first + count)
-        asked += [s.request.params.logprobs] * count
-        first += 1 + s.num_verified
-    flat = torch.tensor([token for some in tokens for token in some])
-    found: Iterator[TokenLogprobs | None] = iter([None] * len(rows))
-    if any(k is not None for k in asked):
-        found = iter(token_logprobs(_take(logits, rows), flat, asked))
-    return {
-        s.request.sequence_id: [(token, next(found)) for token in some]
-        for s, some in zip(scheduled, tokens, strict=True)
-    }
+    rows = [1 + s.num_verified for s in scheduled]
+    asked = [s.request.params.logprobs for s in scheduled for _ in range(1 + s.num_verified)]
+    places = np.repeat(np.arange(len(rows)), rows), np.concatenate([np.arange(n) for n in rows])
+    which, at = (torch.from_numpy(index).to(verdict.tokens.device) for index in places)
+    logprobs = asked_logprobs(logits, verdict.tokens[which, at], asked)  # of all rows, (K,)
+    requests = [s.request for s in scheduled]
+    return Drawn(requests, verdict.tokens, rows, verdict.accepted + 1, logprobs)
 
 
 def _take(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

@@ -10,7 +10,7 @@ Brief, section 4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,13 +19,14 @@ import torch
 from g2c_serving.budget import VerifyBudget
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.drafting import Drafter
+from g2c_serving.forbid_sync import allow_sync
 from g2c_serving.forward.batch import ForwardBatch, build_batch
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.model import Transformer
 from g2c_serving.forward.paired_cache import PairedCache
 from g2c_serving.history import Drafted
 from g2c_serving.request import Request
-from g2c_serving.sample.grammar import DraftMasks
+from g2c_serving.sample.grammar import DraftMasks, GrammarState
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.sampler import batch_of
 from g2c_serving.sample.speculation import Drafts, Rows, Verdict, verify
@@ -33,16 +34,16 @@ from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.draft_rows import BudgetedDrafts, DraftRows, FixedDrafts
 from g2c_serving.schedule.scheduler import Scheduled
 
+# Of requests, how far each is in its grammar.
+Grammars = Callable[[Sequence[Request]], Sequence[GrammarState | None]]
+
 
 @dataclass
 class Round:
-    """The drafts of one step, with what the drafter says of them, (S, n), and what that is read as.
-    `row_of` finds a request's row by its sequence id."""
+    """The drafts of one step. `row_of` finds a request's row by its sequence id."""
 
     row_of: dict[int, int]
     drafts: Drafts
-    scores: np.ndarray
-    confidences: np.ndarray  # (S, n)
     masks: DraftMasks | None  # of those under a grammar
 
     def rows_of(self, requests: Sequence[Request]) -> list[int]:
@@ -93,41 +94,45 @@ class Speculator:
             behind = s.request.drafter_lag + s.num_tokens
             taken = min(behind, room) if self.follows(s) else 0
             room -= taken
-            drafts = s.num_drafts if taken == behind else 0
-            mirrored.append(replace(s, num_mirrored=taken, num_drafts=drafts))
+            lag = behind - taken
+            drafts = 0 if lag else s.num_drafts
+            mirrored.append(replace(s, num_mirrored=taken, drafter_lag=lag, num_drafts=drafts))
         return mirrored
 
-    @staticmethod
-    def note(s: Scheduled) -> None:
-        """The step is computed: how far the drafter is behind now."""
-        s.request.drafter_lag += s.num_tokens - s.num_mirrored
-
     def draft(
-        self, scheduled: list[Scheduled], tables: Sequence[Sequence[int]], total: int
+        self,
+        scheduled: list[Scheduled],
+        tables: Sequence[Sequence[int]],
+        total: int,
+        grammars: Grammars,
     ) -> tuple[list[Scheduled], Round | None]:
         """Draft for those that have rows for it; the step with the number of drafts that the target
         is to check, `total` in all. tables: block ids of each in `scheduled`."""
-        scheduled = self.mirror(scheduled)
         followed = [i for i, s in enumerate(scheduled) if s.num_mirrored]
         if not followed:
             return scheduled, None
         rows = [i for i in followed if scheduled[i].num_drafts]
         requests = [scheduled[i].request for i in rows]
         batch = self._known([scheduled[i] for i in followed], [tables[i] for i in followed])
-        states = [request.grammar for request in requests]
+        states = grammars(requests)
         masks = DraftMasks(states, self.drafter.vocab_size) if any(states) else None
         drafts = self.drafter.propose(batch, requests, [followed.index(i) for i in rows], masks)
         if drafts is None:
             return scheduled, None
-        scores = drafts.scores.double().cpu().numpy()
-        confidences = self.budget.confidences(scores)
         verified = [scheduled[i].num_drafts for i in rows]
         if not self.is_fixed:
-            verified = self.budget.split(total, confidences).tolist()
+            verified = self._split(total, drafts)
         for i, count in zip(rows, verified, strict=True):
             scheduled[i] = replace(scheduled[i], num_verified=count)
         row_of = {request.sequence_id: row for row, request in enumerate(requests)}
-        return scheduled, Round(row_of, drafts, scores, confidences, masks)
+        return scheduled, Round(row_of, drafts, masks)
+
+    def _split(self, total: int, drafts: Drafts) -> list[int]:
+        """How many drafts of each request are checked. A GPU splits the total where the drafts are,
+        and lays out the rows there; here the host does, and has to know the confidences."""
+        with allow_sync("the split of the budget decides where the rows lie"):
+            scores = drafts.scores.double().cpu().numpy()
+        return self.budget.split(total, self.budget.confidences(scores)).tolist()
 
     def _known(
         self, scheduled: Sequence[Scheduled], tables: Sequence[Sequence[int]]
@@ -135,7 +140,7 @@ class Speculator:
         """The known tokens that the drafter has not computed yet, of a step's requests."""
         chunks = []
         for s in scheduled:
-            first = s.num_computed - s.request.drafter_lag
+            first = s.num_ready - s.num_mirrored
             chunks.append((s.request.token_ids[first : first + s.num_mirrored], first))
         return build_batch(chunks, tables, self.drafter.cache.block_size, [], self.device)
 
@@ -180,19 +185,22 @@ class Speculator:
         id the (token, log-probabilities) of this step."""
         mine = [s for s in scheduled if s.num_drafts]
         rows = one.rows_of([s.request for s in mine])
+        scores = one.drafts.scores.double().cpu().numpy()[rows]
+        confidences = self.budget.confidences(scores)
+        drafts = one.drafts.tokens.tolist()
         verified = np.array([s.num_verified for s in mine])
         accepted = np.array([len(sampled[s.request.sequence_id]) - 1 for s in mine])
-        self.budget.learn(one.scores[rows], verified, accepted)
+        self.budget.learn(scores, verified, accepted)
         records = []
-        for s, row, count in zip(mine, rows, accepted.tolist(), strict=True):
-            s.request.confidences = one.confidences[row]
+        for s, row, read, count in zip(mine, rows, confidences, accepted.tolist(), strict=True):
+            s.request.confidences = read
             records.append(
                 Drafted(
                     s.request.request_id,
                     s.request.sample_index,
                     s.num_computed + 1,
-                    tuple(one.drafts.tokens[row].tolist()),
-                    tuple(one.confidences[row].tolist()),
+                    tuple(drafts[row]),
+                    tuple(read.tolist()),
                     s.num_verified,
                     count,
                     sampled[s.request.sequence_id][-1][0],

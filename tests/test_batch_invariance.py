@@ -261,9 +261,9 @@ class Watched(g.Engine):
         self.seen: dict[tuple[int, ...], torch.Tensor] = {} if seen is None else seen
         self.compared = self.differed = 0
 
-    def _draft(self, scheduled):
-        self.now, *rest = super()._draft(scheduled)
-        return self.now, *rest
+    def _batch(self, step):
+        self.now = step.scheduled
+        return super()._batch(step)
 
     def _forward(self, batch):
         logits = super()._forward(batch)

@@ -474,9 +474,9 @@ def engine(**config):
 
 def test_the_engines_forward_passes_and_a_stray_item_in_it_is_found(monkeypatch):
     ours = engine()
-    scheduled = ours._schedule()
+    step = ours._begin()
     with forbid_sync("forward"):
-        batch = ours._batch(scheduled, None)
+        batch = ours._batch(step)
         logits = ours._forward(batch)
     assert logits.shape == (5, 300)
 
@@ -501,7 +501,7 @@ def test_the_engines_forward_passes_and_a_stray_item_in_it_is_found(monkeypatch)
 
 def test_a_forward_computes_the_same_inside():
     ours = engine()
-    batch = ours._batch(ours._schedule(), None)
+    batch = ours._batch(ours._begin())
     plain = ours._forward(batch)
     with forbid_sync():
         guarded = ours._forward(batch)

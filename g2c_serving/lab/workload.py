@@ -18,6 +18,7 @@ import numpy as np
 
 from g2c_serving.engine import Engine
 from g2c_serving.history import StepRecord
+from g2c_serving.loop import Step
 from g2c_serving.request import SamplingParams
 from g2c_serving.sampling import Sampled
 from g2c_serving.schedule.scheduler import Scheduled
@@ -200,7 +201,7 @@ class DryEngine(Engine):
     def _schedule(self) -> list[Scheduled]:
         return self.scheduler.schedule()
 
-    def _batch(self, scheduled: list[Scheduled], drafted: Round | None) -> None:
+    def _batch(self, step: Step) -> None:
         return None
 
     def _sample(

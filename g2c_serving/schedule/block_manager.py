@@ -160,6 +160,12 @@ class BlockManager:
             if self.ref_counts[block] == 1 and block in self.hash_of:
                 del self.block_of[self.hash_of.pop(block)]
 
+    def forget_names(self) -> None:
+        """Take the names from all blocks: nothing that was kept is found again."""
+        self.free_blocks += self.cached_blocks
+        for names in (self.cached_blocks, self.hash_of, self.block_of):
+            names.clear()
+
     def frees(self, sequence_id: int) -> bool:
         """Whether any block would be free if the sequence gave up its table."""
         return any(self.ref_counts[block] == 1 for block in self.tables.get(sequence_id, ()))

@@ -35,6 +35,10 @@ class DraftRows:
         """Tokens beyond its own for which the request must have blocks, or wait."""
         return 0
 
+    def is_open(self, request: Request) -> bool:
+        """Whether it hangs on a step on its way if the request drafts in the next one."""
+        return False
+
     def held_back(self, request: Request) -> int:
         """Tokens at its end that a chunk of the request leaves to the next step."""
         return 0
@@ -54,7 +58,11 @@ class FixedDrafts(DraftRows):
         self.rows_each = 1 + num_drafts
 
     def fits(self, request: Request) -> bool:
-        return len(request.token_ids) + self.num_drafts <= self.longest
+        return request.num_tokens + self.num_drafts <= self.longest
+
+    def is_open(self, request: Request) -> bool:
+        least = len(request.token_ids) + 1 + self.num_drafts <= self.longest
+        return request.num_pending > 0 and least and not self.fits(request)
 
     def due(self, request: Request) -> int:
         drafts = request.is_decoding and request.has_drawn and self.fits(request)
@@ -85,6 +93,9 @@ class BudgetedDrafts(FixedDrafts):
     def due(self, request: Request) -> int:
         return 0
 
+    def is_open(self, request: Request) -> bool:
+        return False
+
     def share_out(self, requests: Sequence[Request], room: int, spared: int = 0) -> list[int]:
         able = [r for r in requests if self.fits(r) and r.num_missing > 1]
         self.num_rows, chosen = self.planner(able, room) if able and room > 0 else (0, [])
@@ -94,7 +105,7 @@ class BudgetedDrafts(FixedDrafts):
         return drafts
 
     def _has_blocks(self, request: Request, spared: int) -> bool:
-        num_tokens = len(request.token_ids) + self.num_drafts
+        num_tokens = request.num_tokens + self.num_drafts
         needs = request.sequence_id, num_tokens, request.num_computed_tokens
         if self.block_manager.num_missing(*needs) + spared > self.block_manager.num_free:
             return False

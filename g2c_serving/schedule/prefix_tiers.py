@@ -132,7 +132,7 @@ class PrefixCache:
         reused = (len(shared) + len(below.payloads if below else ())) * self.block_size
         self.block_manager.adopt(request.sequence_id, shared)
         self.block_manager.allocate(request.sequence_id, len(request.token_ids))
-        request.num_computed_tokens = reused
+        request.num_computed_tokens = request.num_ready = reused
         if below is not None and self.window:
             request.window_start = reused - self.window
             if below.state is None:

@@ -23,7 +23,7 @@ from collections import deque
 from dataclasses import dataclass
 from operator import attrgetter
 
-from g2c_serving.request import RUNNING, WAITING, Request
+from g2c_serving.request import FINISHED, RUNNING, WAITING, Request
 from g2c_serving.schedule.cost_model import CostModel
 from g2c_serving.schedule.draft_rows import DraftRows
 from g2c_serving.schedule.prefix_tiers import PrefixCache
@@ -34,9 +34,14 @@ ARRIVAL = attrgetter("sequence_id")
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """One request's part of a step: `num_tokens` new tokens on `num_computed` ones, then the drafts
-    that are made for it, and how many of them the target checks. `num_mirrored`: known tokens that
-    the drafter computes."""
+    """One request's part of a step.
+
+    num_tokens, num_computed    new tokens, on those that are computed before the step
+    num_drafts, num_verified    drafts that are made for it, and how many of them the target checks
+    num_mirrored, drafter_lag   known tokens that the drafter computes, and how many it lacks then
+    samples    whether these are its last known tokens, so that the next one is drawn after them
+    turn       its preemptions so far: if there are more by the end, the step's result is void
+    """
 
     request: Request
     num_tokens: int
@@ -44,15 +49,37 @@ class Scheduled:
     num_drafts: int = 0
     num_verified: int = 0
     num_mirrored: int = 0
+    drafter_lag: int = 0
+    samples: bool = False
+    turn: int = 0
+
+    @classmethod
+    def of(cls, request: Request, num_tokens: int, num_drafts: int = 0) -> Scheduled:
+        """The next `num_tokens` of a request."""
+        end = request.num_computed_tokens + num_tokens
+        return cls(
+            request,
+            num_tokens,
+            request.num_computed_tokens,
+            num_drafts,
+            samples=end == request.num_tokens,
+            turn=request.num_preemptions,
+        )
 
     @property
     def is_decode(self) -> bool:
-        return self.num_tokens == 1 and self.samples and self.request.num_generated > 0
+        in_prompt = self.num_computed < self.request.num_prompt_tokens
+        return self.num_tokens == 1 and self.samples and not in_prompt
 
     @property
-    def samples(self) -> bool:
-        """Whether these are the last known tokens, so that the next one is drawn after them."""
-        return self.num_computed + self.num_tokens == len(self.request.token_ids)
+    def is_void(self) -> bool:
+        """Whether what comes of it is thrown away: the request has ended or was preempted since."""
+        return self.request.state == FINISHED or self.request.num_preemptions != self.turn
+
+    @property
+    def num_ready(self) -> int:
+        """The request's tokens that are in all caches after the step, but for drafts that stand."""
+        return self.num_computed + self.num_tokens - self.drafter_lag
 
 
 class Scheduler:
@@ -95,8 +122,9 @@ class Scheduler:
         replays its window, waits like a new request."""
         if parent.sequence_id not in self.block_manager.tables or parent.is_replaying:
             return self.add(child)
-        child.num_computed_tokens = parent.num_computed_tokens
-        child.drafter_lag = parent.drafter_lag
+        child.num_computed_tokens = parent.num_settled  # in time what is on its way is there, too,
+        child.num_ready = parent.num_ready  # but nobody knows whether it will fail
+        child.drafter_lag = child.num_computed_tokens - child.num_ready
         child.window_start, child.replay_until = parent.window_start, parent.replay_until
         child.block_hashes = list(parent.block_hashes)
         child.was_admitted = True  # it did not find them: they are shared
@@ -138,23 +166,21 @@ class Scheduler:
     def _decode_rows(self) -> list[Scheduled]:
         """Running requests that decode; every running one has blocks of its own to write into."""
         for request in self.running:  # drafts of a step that was broken off have blocks yet
-            num_tokens = len(request.token_ids) + self.drafting.due(request)
+            num_tokens = request.num_tokens + self.drafting.due(request)
             self.block_manager.trim(request.sequence_id, num_tokens)
-        for request in list(self.running):
-            if request.state == RUNNING:
-                self._make_room(request)
-        decoding = [request for request in self.running if request.is_decoding]
+        able = [r for r in list(self.running) if r.state == RUNNING and self._make_room(r)]
+        decoding = [r for r in able if r.state == RUNNING and r.is_decoding]
         room = self._room_for_drafts(len(decoding))
         drafts = self.drafting.share_out(decoding, room, self._blocks_of_the_next())
         return [
-            Scheduled(request, 1, request.num_computed_tokens, count)
-            for request, count in zip(decoding, drafts, strict=True)
+            Scheduled.of(request, 1, count) for request, count in zip(decoding, drafts, strict=True)
         ]
 
     def _room_for_drafts(self, num_decoding: int) -> int:
         """Rows that are left to drafts: half of them only where prompts wait for theirs."""
         room = self.max_num_batched_tokens - num_decoding
-        return room // 2 if self.waiting or num_decoding < len(self.running) else room
+        any_prompt = self.waiting or not all(request.is_decoding for request in self.running)
+        return room // 2 if any_prompt else room
 
     def _blocks_of_the_next(self) -> int:
         """Blocks that drafts leave to the first in the queue, where it can run in this step."""
@@ -164,13 +190,21 @@ class Scheduler:
         needed += self._spare(self.waiting[0])
         return needed if needed <= self.block_manager.num_free else 0
 
-    def _make_room(self, request: Request) -> None:
+    def _make_room(self, request: Request) -> bool:
         """Give `request` the block for what it writes next: a new one, or a copy of one that it
-        shares. Taken from the last to arrive if need be."""
+        shares. Taken from the last to arrive if need be. False where it has no part in the step.
+
+        A step that is on its way may end it, or bring fewer tokens than it may: what hangs on that
+        waits for the next step, and takes nothing from others.
+        """
         manager = self.block_manager
-        num_tokens = len(request.token_ids) + self.drafting.due(request)
+        if request.is_ending or self.drafting.is_open(request):
+            return False
+        num_tokens = request.num_tokens + self.drafting.due(request)
         needs = request.sequence_id, num_tokens, request.num_computed_tokens
         while not manager.can_allocate(*needs):
+            if request.num_pending:
+                return False
             if manager.blocks_for(num_tokens) > manager.num_blocks:
                 return self._fail(request)
             victim = self.running[-1]
@@ -178,8 +212,9 @@ class Scheduler:
                 continue
             self._preempt(victim)
             if victim is request:
-                return
+                return False
         manager.allocate(*needs)
+        return True
 
     def _unpark(self, useless_too: bool) -> bool:
         """Take the blocks of the request that was parked last. Not where that frees none, since
@@ -203,15 +238,28 @@ class Scheduler:
         request.num_preemptions += 1
         kept = self.block_manager.keep_shared(request.sequence_id) * self.block_manager.block_size
         if kept and request.window_start == 0:
-            ready, kept = request.num_ready, min(kept, request.num_computed_tokens)
-            request.num_computed_tokens, request.drafter_lag = kept, max(0, kept - ready)
+            request.num_computed_tokens = min(kept, request.num_settled)
+            request.num_ready = min(request.num_ready, request.num_computed_tokens)
+            request.drafter_lag = request.num_computed_tokens - request.num_ready
+            request.call_back()
             self._parked[request.sequence_id] = request
         else:
             self._take_blocks(request)
         self._wait(request)
         self.preempted.append(request)
 
-    def _fail(self, request: Request) -> None:
+    def lose_all_blocks(self) -> None:
+        """Nobody knows any more what the pages hold: everything is computed again."""
+        self.block_manager.forget_names()
+        for request in list(self.running):
+            self.running.remove(request)
+            request.num_preemptions += 1
+            self._wait(request)
+            self.preempted.append(request)
+        for request in self.waiting:
+            self._take_blocks(request)
+
+    def _fail(self, request: Request) -> bool:
         self.remove(request)
         for one in request.family:
             one.finish(
@@ -220,6 +268,7 @@ class Scheduler:
                 f"blocks of {self.block_manager.block_size}: raise EngineConfig.num_blocks",
             )
         self.failed += request.family
+        return False
 
     def _admit(self, request: Request) -> bool:
         """Let the first of the waiting run, if there is a place and blocks for its whole context.
@@ -227,7 +276,7 @@ class Scheduler:
         manager = self.block_manager
         if len(self.running) >= self.max_running:
             return False
-        if manager.blocks_for(len(request.token_ids)) > manager.num_blocks:
+        if manager.blocks_for(request.num_tokens) > manager.num_blocks:
             self._fail(request)
         elif request.sequence_id in self._parked:
             needs = request.sequence_id, len(request.token_ids), request.num_computed_tokens
@@ -285,5 +334,5 @@ class Scheduler:
         wanted = request.num_uncomputed - self.drafting.held_back(request)
         num_tokens = limits.take(wanted, cached)
         if num_tokens:
-            step.append(Scheduled(request, num_tokens, cached))
+            step.append(Scheduled.of(request, num_tokens))
         return num_tokens > 0
