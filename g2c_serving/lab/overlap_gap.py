@@ -9,13 +9,16 @@ step's time to another, so it stays below what would be ideal.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
+from g2c_serving.history import StepRecord
 from g2c_serving.lab import plots
 from g2c_serving.lab.overlap_model import totals, uneven
 from g2c_serving.lab.panel import Panel, slider
@@ -33,6 +36,16 @@ class Own:
 
     step_ms: float
     cpu_ms: float
+
+
+def own_step(history: Iterable[StepRecord]) -> Own:
+    """The usual step of a plain engine's history: what decodes, and nothing else. The forward pass
+    and the sampling are the device's. ValueError where no step is like that."""
+    steps = [r for r in history if r.rows and r.num_decode_rows == r.num_tokens]
+    if not steps:
+        raise ValueError("the history has no step in which all requests decode: run the engine on")
+    device = median(r.forward_ms + r.sample_ms for r in steps)
+    return Own(device, median(r.schedule_ms + r.process_ms for r in steps))
 
 
 def per_step(step_ms: ArrayLike, cpu_ms: ArrayLike, spread: float) -> tuple[np.ndarray, np.ndarray]:
@@ -74,9 +87,11 @@ def gap_panel(own: Own | None = None) -> Panel:
 
 def _draw(figure: Figure, own: Own | None) -> dict[str, Any]:
     left, right = figure.subplots(1, 2)
-    left.set(xlim=(0, MOST_CPU), ylim=(0, MOST_STEP + MOST_CPU), xlabel="CPU work a step (ms)")
+    furthest = MOST_STEP if own is None else max(MOST_STEP, 1.1 * own.step_ms)
+    highest = max(MOST_STEP + MOST_CPU, furthest)
+    left.set(xlim=(0, MOST_CPU), ylim=(0, highest), xlabel="CPU work a step (ms)")
     left.set_title("ms a step", fontsize=11)
-    right.set(xlim=(0, MOST_STEP), ylim=(0, 60), xlabel="step on the device (ms)")
+    right.set(xlim=(0, furthest), ylim=(0, 60), xlabel="step on the device (ms)")
     right.set_title("time saved (%)", fontsize=11)
     right.axvspan(*BRIEF_STEPS, color="#EEEEEE", zorder=0)
     right.text(np.mean(BRIEF_STEPS), 54, "the Brief's 10 to 30 ms", ha="center", fontsize=9)
@@ -91,7 +106,8 @@ def _draw(figure: Figure, own: Own | None) -> dict[str, Any]:
         art[name + " here"] = axes.plot([], [], **dot)[0]
     handles = [art["sum"], art["left"], art["left ideal"]]
     if own is not None:
-        star = {"marker": "*", "markersize": 14, "color": plots.PINK, "markeredgecolor": "black"}
+        star: dict[str, Any] = {"marker": "*", "markersize": 14, "color": plots.PINK}
+        star |= {"markeredgecolor": "black", "clip_on": False, "zorder": 5}
         ms = per_step(own.step_ms, own.cpu_ms, 0)[1]
         handles += left.plot([own.cpu_ms], [ms], label="yours", linestyle="", **star)
         right.plot([own.step_ms], [saved(own.step_ms, own.cpu_ms, 0)], **star)
@@ -107,7 +123,8 @@ def _plain(k: int) -> dict[str, Any]:
 def _update(
     art: dict[str, Any], own: Own | None, step_ms: float, cpu_ms: float, spread: int
 ) -> str:
-    work, step = np.linspace(0, MOST_CPU, 46), np.linspace(0.5, MOST_STEP, 80)
+    work = np.linspace(0, MOST_CPU, 46)
+    step = np.linspace(0.5, art["right"].axes.get_xlim()[1], 80)
     one, other = per_step(step_ms, work, spread / 100)
     art["sum"].set_data(work, one)
     art["left"].set_data(work, other)
