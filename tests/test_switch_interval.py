@@ -1,0 +1,85 @@
+"""The switch interval: shared by all engines, and put back to the microsecond."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import pytest
+
+from g2c_serving.switch_interval import SECONDS, switch_interval
+
+
+@pytest.fixture(autouse=True)
+def usual():
+    """Python's own default, whatever a test before has set."""
+    sys.setswitchinterval(0.005)
+    yield
+    sys.setswitchinterval(0.005)
+
+
+def microseconds() -> int:
+    return round(1e6 * sys.getswitchinterval())
+
+
+def test_it_is_set_from_the_first_that_holds_to_the_last_that_drops():
+    first, second = switch_interval(), switch_interval()
+    first.hold()
+    assert microseconds() == 50
+    second.hold()
+    first.drop()
+    assert microseconds() == 50
+    second.drop()
+    assert sys.getswitchinterval() == 0.005
+
+
+@pytest.mark.parametrize("former", [15, 50, 55, 4_999, 100_000])
+def test_what_was_set_is_put_back_to_the_microsecond(former):
+    """Python cuts to whole microseconds, and 50 read and set again is 49."""
+    sys.setswitchinterval(1e-6 * (former + 0.5))
+    assert microseconds() == former
+    for _ in range(3):
+        with switch_interval(1e-5):
+            assert microseconds() == 10
+        assert microseconds() == former
+
+
+def test_after_an_error_it_is_put_back():
+    with pytest.raises(ZeroDivisionError), switch_interval():
+        assert microseconds() == 50
+        _ = 1 / 0
+    assert microseconds() == 5_000
+
+
+def test_the_shortest_counts():
+    sys.setswitchinterval(2.05e-5)
+    with switch_interval():
+        assert microseconds() == 20
+        with switch_interval(1.05e-5):
+            assert microseconds() == 10
+        assert microseconds() == 20
+    assert microseconds() == 20
+
+
+def test_holding_twice_is_holding_once():
+    one = switch_interval()
+    one.hold()
+    one.hold()
+    one.drop()
+    assert microseconds() == 5_000
+    one.drop()
+    assert microseconds() == 5_000
+
+
+def test_one_that_is_collected_drops():
+    one = switch_interval(SECONDS)
+    one.hold()
+    del one
+    gc.collect()
+    assert microseconds() == 5_000
+
+
+def test_what_somebody_else_set_meanwhile_stays():
+    with switch_interval():
+        sys.setswitchinterval(0.001)
+    assert microseconds() == 1_000
