@@ -18,6 +18,7 @@ import torch
 from g2c_serving.forward.batch import ForwardBatch, one_token_each
 from g2c_serving.forward.draft_model import DraftModel
 from g2c_serving.forward.kv_cache import KVCache
+from g2c_serving.on_device import on_device
 from g2c_serving.request import Request
 from g2c_serving.sample import rng
 from g2c_serving.sample.grammar import DraftMasks
@@ -45,13 +46,13 @@ class Drafter:
         masks       of their grammars, which go ahead with the drafts; None without any
         None without any request.
         """
-        last = torch.tensor([batch.query_start[r + 1] - 1 for r in rows], dtype=torch.int64)
-        first = replace(batch, logit_rows=last.to(batch.token_ids.device))
+        last = [batch.query_start[r + 1] - 1 for r in rows]
+        first = replace(batch, logit_rows=on_device(last, batch.token_ids.device))
         logits = self.model.forward(first, self.cache)  # (S, V or V + 1)
         if not requests:
             return None
         settings = batch_of(requests, self.vocab_size)
-        tables = batch.block_tables[torch.tensor(rows, device=batch.block_tables.device)]
+        tables = batch.host_tables[list(rows)]
         size, vocab = len(requests), self.vocab_size
         tokens = torch.empty((size, self.num_drafts), dtype=torch.int64, device=logits.device)
         weights = torch.empty((*tokens.shape, vocab), dtype=torch.int64, device=logits.device)
@@ -89,12 +90,12 @@ class Drafter:
             score = logits[:, -1].float().sigmoid()
         else:
             if mask is not None:
-                logits = logits.masked_fill(~mask.to(logits.device), -torch.inf)
+                logits = logits.masked_fill(~on_device(mask, logits.device), -torch.inf)
             score = logits.float().softmax(-1).amax(-1)
         return score.nan_to_num(0.0)
 
     def _advance(
-        self, tokens: torch.Tensor, positions: np.ndarray, tables: torch.Tensor, i: int
+        self, tokens: torch.Tensor, positions: np.ndarray, tables: np.ndarray, i: int
     ) -> torch.Tensor:
         """Send draft i through the model; logits after it, none after the last."""
         batch = one_token_each(tokens, positions, tables, self.cache.block_size)

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.kv_cache import KVCache
+from g2c_serving.on_device import on_device
 
 MASK_BYTES = 4 << 20  # a group's mask may take this much
 
@@ -79,13 +80,13 @@ def _attend_group(q: torch.Tensor, layer: int, cache: KVCache, g: Group) -> torc
 def _cuts(batch: ForwardBatch, cache: KVCache, lens: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Runs of requests (first, last) of one query length that fit the buffers and the mask, when
     request r gathers `lens[r]` keys."""
-    starts = batch.query_start
+    starts, key_bytes = batch.query_start, cache.keys.element_size()
     first, longest = 0, 0
     for r in range(len(lens)):
         query_len, first_len = starts[r + 1] - starts[r], starts[first + 1] - starts[first]
         longest, size = max(longest, lens[r]), r - first + 1
         blocks = size * -(-longest // cache.block_size)
-        mask_bytes = size * query_len * longest * cache.keys.element_size()
+        mask_bytes = size * query_len * longest * key_bytes
         too_big = blocks > cache.gather_blocks or mask_bytes > MASK_BYTES
         if r > first and (query_len != first_len or too_big):
             yield first, r
@@ -141,7 +142,7 @@ def _window_group(
     blocks = batch.block_tables[first:last].gather(1, columns.clamp(min=0)).flatten()
     offsets = torch.arange(cache.block_size, device=positions.device)
     keys = (columns[:, :, None] * cache.block_size + offsets).view(size, 1, 1, num_keys)
-    first_key = torch.tensor(starts, device=positions.device).view(size, 1, 1, 1)
+    first_key = on_device(starts, positions.device).view(size, 1, 1, 1)
     hidden = (keys > positions) | (keys < torch.maximum(positions - window + 1, first_key))
     mask = cache.keys.new_zeros(hidden.shape)
     # A kernel may take the keys tile by tile, and here a whole tile can be hidden: minus infinity

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from g2c_serving.on_device import on_device
+
 
 @dataclass(frozen=True)
 class ForwardBatch:
@@ -23,6 +25,7 @@ class ForwardBatch:
     query_start (R+1,)        request r has the tokens query_start[r] to query_start[r+1]
     context_lens (R,)         tokens of r in the cache once this pass has run, new ones included
     block_tables (R, B)       block ids of r in order, padded with its last one
+    host_tables (R, B)        the same on the host, for who plans by them
     slots (N,)                where each new token's keys and values go: block * block_size + offset
     logit_rows (M,)           the tokens (indices into N) whose logits are wanted
     window_start (R,)         the first position whose keys the window layers have; None: 0 for all
@@ -34,6 +37,7 @@ class ForwardBatch:
     query_start: Sequence[int]
     context_lens: Sequence[int]
     block_tables: torch.Tensor
+    host_tables: np.ndarray
     slots: torch.Tensor
     logit_rows: torch.Tensor
     window_start: Sequence[int] | None = None
@@ -80,7 +84,7 @@ def build_batch(
         new_rows = np.flatnonzero(positions >= np.asarray(first_new)[request_of])  # (K,)
 
     def tensor(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array.astype(np.int64, copy=False)).to(device)
+        return on_device(array.astype(np.int64, copy=False), device)
 
     return ForwardBatch(
         token_ids=tensor(token_ids),
@@ -88,6 +92,7 @@ def build_batch(
         query_start=query_start.tolist(),
         context_lens=(cached + lengths).tolist(),
         block_tables=tensor(tables),
+        host_tables=tables,
         slots=tensor(slots),
         logit_rows=tensor(_last_rows(query_start, logits_of, logits_each)),
         window_start=window_start,
@@ -107,21 +112,22 @@ def _last_rows(
 
 
 def one_token_each(
-    token_ids: torch.Tensor, positions: np.ndarray, block_tables: torch.Tensor, block_size: int
+    token_ids: torch.Tensor, positions: np.ndarray, tables: np.ndarray, block_size: int
 ) -> ForwardBatch:
     """A batch of one token for each of S requests, all logits wanted. The tokens (S,) may still be
     on their way: only the host's own numbers are looked at.
 
-    positions (S,), block_tables (S, B)
+    positions (S,), tables (S, B)
     """
-    at = torch.from_numpy(positions).to(token_ids.device)
-    blocks = block_tables.gather(1, (at // block_size)[:, None])[:, 0]
+    device, size = token_ids.device, len(positions)
+    blocks = tables[np.arange(size), positions // block_size]  # (S,)
     return ForwardBatch(
         token_ids=token_ids,
-        positions=at,
-        query_start=range(len(positions) + 1),
+        positions=on_device(positions, device),
+        query_start=range(size + 1),
         context_lens=(positions + 1).tolist(),
-        block_tables=block_tables,
-        slots=blocks * block_size + at % block_size,
-        logit_rows=torch.arange(len(positions), device=token_ids.device),
+        block_tables=on_device(tables, device),
+        host_tables=tables,
+        slots=on_device(blocks * block_size + positions % block_size, device),
+        logit_rows=torch.arange(size, device=device),
     )

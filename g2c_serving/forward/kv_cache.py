@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 import torch
 
+from g2c_serving.on_device import on_device
+
 GATHER_BYTES = 2 << 20  # of keys, and as much of values, gathered at a time
 
 
@@ -79,14 +81,14 @@ class KVCache:
     def clear(self, blocks: Sequence[int]) -> None:
         """Wipe `blocks` for a new owner."""
         if blocks:
-            index = torch.tensor(blocks, device=self.keys.device)
+            index = on_device(blocks, self.keys.device)
             self.keys.index_fill_(1, index, 0)
             self.values.index_fill_(1, index, 0)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, destination). All sources are read before anything is written."""
         if pairs:
-            source, destination = torch.tensor(pairs, device=self.keys.device).T
+            source, destination = on_device(pairs, self.keys.device).T
             self.keys.index_copy_(1, destination, self.keys.index_select(1, source))
             self.values.index_copy_(1, destination, self.values.index_select(1, source))
 

@@ -118,7 +118,7 @@ def _lay_out(
     mask = _mask(keys, begins, places, precision_of(cache.keys.dtype))
     unit = math.gcd(KEYS, cache.block_size)  # tokens that lie together in tile and block alike
     at = np.minimum(keys[:, ::unit], places[:, -1:])  # behind the last place: that one again
-    blocks = batch.block_tables.numpy()[request, at // cache.block_size]
+    blocks = batch.host_tables[request, at // cache.block_size]
     units = (blocks * cache.block_size + at % cache.block_size) // unit  # (S, T * KEYS / unit)
     few = max(1, GATHER_BYTES // (tiles * KEYS * cache.keys[0, 0, 0].nbytes))
     parts = [slice(i, i + few) for i in range(0, len(pieces), few)]

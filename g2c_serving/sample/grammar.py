@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from g2c_serving.checks import as_int
+from g2c_serving.forbid_sync import allow_sync
 from g2c_serving.sample.schema_check import check_ebnf, check_regex, check_schema
 
 MAX_TRIGGER = 64  # token ids
@@ -229,7 +230,9 @@ class DraftMasks:
 
     def advance(self, tokens: torch.Tensor) -> None:
         """The drafts (S,) were drawn."""
-        for state, token in zip(self._ahead, tokens.tolist(), strict=True):
+        with allow_sync("a draft's mask needs the draft before it"):
+            ids = tokens.tolist()
+        for state, token in zip(self._ahead, ids, strict=True):
             if state is not None:
                 state.advance(token)
 

@@ -75,7 +75,7 @@ class Ledger:
         """Note the draws of M rows: all (M,), but for one `use` of all. `tokens` are those that
         came of it, faults included."""
         cumulative, at = drawn.cumulative, tokens.clamp(min=0)[:, None]  # (M, V), (M, 1)
-        before = torch.where(at > 0, cumulative.gather(1, (at - 1).clamp(min=0)), 0)
+        before = cumulative.gather(1, (at - 1).clamp(min=0)).masked_fill(at == 0, 0)
         weight = cumulative.gather(1, at) - before  # (M, 1)
         numbers = torch.stack((drawn.target, cumulative[:, -1], tokens, weight[:, 0]), dim=1)
         self._noted.append(Note(seeds, positions, use, drawn.attempt, numbers))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from g2c_serving.on_device import on_device
 from g2c_serving.sample.top_k import the_best
 
 
@@ -57,7 +58,7 @@ def asked_logprobs(
     rows = [i for i, k in enumerate(asked) if k is not None]
     if not rows:
         return None
-    index = torch.tensor(rows, device=logits.device)
+    index = on_device(rows, logits.device)
     wide = torch.promote_types(logits.dtype, torch.float32)
     logprobs = torch.log_softmax(logits[index].to(wide), dim=-1)  # (R, V)
     ids = tokens.to(logits.device)[index].clamp(min=0)

@@ -27,6 +27,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from g2c_serving.forbid_sync import allow_sync
+from g2c_serving.on_device import on_device
 from g2c_serving.request import Request
 from g2c_serving.sample import rng
 from g2c_serving.sample.ledger import Ledger
@@ -71,7 +73,7 @@ def batch_of(requests: Sequence[Request], vocab_size: int) -> SamplingBatch:
     """The settings of the next token of each request."""
     return SamplingBatch(
         seeds=np.array([r.seed for r in requests], dtype=np.uint64),
-        positions=np.array([len(r.token_ids) for r in requests]),
+        positions=np.array([r.num_tokens for r in requests]),
         temperature=np.array([r.params.temperature for r in requests], dtype=float),
         top_k=np.array([min(r.params.top_k, vocab_size) for r in requests]),
         top_p=np.array([r.params.top_p for r in requests], dtype=float),
@@ -121,7 +123,7 @@ def draw(weights: torch.Tensor, words: np.ndarray | torch.Tensor) -> Drawn:
     `rng.target_words`. A row without any weight gives any token."""
     cumulative = weights.cumsum_(-1)  # in place: fresh memory costs more than arithmetic
     total = cumulative[:, -1].clamp(min=1)  # (M,)
-    target, attempt = below(torch.as_tensor(words).to(weights.device), total)
+    target, attempt = below(on_device(words, weights.device), total)
     tokens = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]  # (M,)
     return Drawn(tokens, target, attempt, cumulative)
 
@@ -131,21 +133,22 @@ def _readable(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The logits (M, V) in float32 or better, masked, the largest of each row (M,), and its fault
     (M,), 0 for none. What is wrong with the model's logits is told before what is masked."""
-    if logits.device.type == "mps":  # not all that follows has a kernel there
-        logits = logits.cpu()
+    if logits.device.type == "mps":
+        with allow_sync("mps has no kernels for some of it"):
+            logits = logits.cpu()
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
     best = top = scores.amax(-1)  # (M,), NaN where any is
     if mask is not None:
         if mask.shape != scores.shape or mask.dtype != torch.bool:
             raise ValueError(f"mask of shape {tuple(mask.shape)} and {mask.dtype} must be bool, of "
                              f"the logits' shape {tuple(scores.shape)}")  # fmt: skip
-        allowed = mask.to(scores.device).view(torch.int8)  # 1 or 0; from it 0 or minus infinity, as
+        allowed = on_device(mask, scores.device).view(torch.int8)  # 1, 0: from it 0, -inf, since
         shift = allowed.to(scores.dtype).reciprocal_().neg_().add_(1)  # masked_fill is slow here:
         scores = shift.add_(scores)  # it branches at each element
         best = scores.amax(-1)
-    faults = torch.where(best == -torch.inf, NOTHING_LEFT, 0)
-    faults = torch.where(top == torch.inf, INFINITE, faults)
-    return scores, best, torch.where(top.isnan(), NOT_NUMBERS, faults)
+    faults = (best == -torch.inf) * NOTHING_LEFT
+    faults.masked_fill_(top == torch.inf, INFINITE).masked_fill_(top.isnan(), NOT_NUMBERS)
+    return scores, best, faults
 
 
 def integer_weights(
@@ -156,10 +159,11 @@ def integer_weights(
 
     The largest of a row is 2^32 whatever the others are, so there is no sum of floats in it.
     """
-    temperature = torch.from_numpy(batch.temperature.clip(MIN_TEMPERATURE, MAX_TEMPERATURE))
+    clipped = batch.temperature.clip(MIN_TEMPERATURE, MAX_TEMPERATURE)
+    temperature = on_device(clipped, scores.device).to(scores.dtype)
     best = scores.amax(-1) if best is None else best
     scaled = scores - best[:, None]  # at most 0: no division overflows upwards
-    scaled /= temperature.to(scores.device, scores.dtype)[:, None]  # (M, V)
+    scaled /= temperature[:, None]  # (M, V)
     scaled.clamp_(min=NO_WEIGHT)  # minus infinity too: exp is slow where it underflows
     weights = scaled.exp_().mul_(2.0**WEIGHT_BITS).round_().long()
     top_k = np.where(batch.temperature == 0, 1, batch.top_k)
@@ -179,7 +183,7 @@ def _filter(
         if len(rows) == len(chosen):
             weights *= _keep(scores, weights, top_k, top_p)
         elif len(rows):
-            index = torch.from_numpy(rows).to(scores.device)
+            index = on_device(rows, scores.device)
             weights[index] *= _keep(scores[index], weights[index], top_k[rows], top_p[rows])
     return weights
 
@@ -219,7 +223,7 @@ def _keep(
         first = scores.argmax(-1, keepdim=True)  # (R, 1), the lowest id of equals
         return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, first, True)
     best, ids = scores.topk(most) if most < vocab_size else scores.sort(descending=True)
-    count = torch.from_numpy(top_k).to(scores.device)[:, None]  # (R, 1)
+    count = on_device(top_k, scores.device)[:, None]  # (R, 1)
     if (top_p < TOP_P_UNIT).any():
         count = _reaching(weights.gather(1, ids), count, top_p)
     last = best.gather(1, count - 1)  # (R, 1), the lowest score that stays
@@ -235,7 +239,7 @@ def _reaching(ordered: torch.Tensor, count: torch.Tensor, top_p: np.ndarray) -> 
     sums = ordered.cumsum_(-1)  # (R, K)
     total = sums.gather(1, count - 1)  # (R, 1)
     parts = np.where(top_p < TOP_P_UNIT, (top_p - TOP_P_SLACK).clip(min=0), TOP_P_UNIT)
-    p = torch.from_numpy(parts).to(sums.device)[:, None]  # (R, 1)
+    p = on_device(parts, sums.device)[:, None]  # (R, 1)
     whole, rest = total // TOP_P_UNIT, total % TOP_P_UNIT  # p * total would not fit 64 bits
     needed = p * whole + (p * rest + TOP_P_UNIT - 1) // TOP_P_UNIT  # p * total, rounded up
     return torch.minimum(torch.searchsorted(sums, needed) + 1, count)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from g2c_serving.on_device import on_device
 from g2c_serving.sample import rng
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.sampler import WEIGHT_BITS, SamplingBatch, draw, weigh
@@ -50,7 +51,7 @@ class Drafts:
         """Some requests' drafts; no copy where they are all, in their order."""
         if list(rows) == list(range(len(self.tokens))):
             return self
-        index = torch.tensor(rows, device=self.tokens.device)
+        index = on_device(rows, self.tokens.device)
         return Drafts(self.tokens[index], self.weights[index], self.scores[index])
 
 
@@ -105,15 +106,15 @@ def verify(
     weights, faults = weigh(logits, batch.take(rows.request, rows.draft), mask)  # (K, V), (K,)
     standing = _accept(weights, faults, batch, drafts, rows, ledger)  # (S, n)
     accepted = standing.long().cumprod(1).sum(1)  # (S,)
-    last = torch.from_numpy(rows.first).to(device) + accepted  # (S,), the row that is drawn from
-    rejected = accepted < torch.from_numpy(verified).to(device)  # (S,)
+    last = on_device(rows.first, device) + accepted  # (S,), the row that is drawn from
+    rejected = accepted < on_device(verified, device)  # (S,)
     final = _remainder(weights[last], drafts, accepted, rejected, guard)  # (S, V)
     use = np.where(np.arange(drafts.tokens.shape[1] + 1) < verified[:, None], rng.RESAMPLE, 0)
     drawn = draw(final, _words(batch, use, accepted))
     token = torch.where(faults[last] < 0, faults[last], drawn.tokens)
     if ledger is not None:
-        where = torch.from_numpy(batch.positions).to(device) + accepted  # (S,)
-        its_use = torch.from_numpy(use).to(device).gather(1, accepted[:, None])[:, 0]
+        where = on_device(batch.positions, device) + accepted  # (S,)
+        its_use = on_device(use, device).gather(1, accepted[:, None])[:, 0]
         ledger.record(batch.seeds, where, drawn, token, its_use)
     tokens = torch.cat((drafts.tokens, torch.zeros_like(drafts.tokens[:, :1])), dim=1)
     return Verdict(tokens.scatter(1, accepted[:, None], token[:, None]), accepted)
@@ -128,7 +129,7 @@ def chances(
     """exp(min(log p - log q, 0)) as float64, from integer weights, all of one shape. A draft of
     weight 0 (a fault of the drafter) has none."""
     ratio = (target_weight.double() / target_total) / (draft_weight.double() / draft_total)
-    return torch.where(draft_weight > 0, ratio.clamp(max=1.0), 0.0)
+    return ratio.clamp(max=1.0).masked_fill(draft_weight == 0, 0.0)
 
 
 def residual(p: torch.Tensor, q: torch.Tensor, guard: float = GUARD) -> torch.Tensor:
@@ -151,15 +152,15 @@ def _accept(
     (checked,) = rows.is_checked.nonzero()
     request, draft = rows.request[checked], rows.draft[checked]  # (D,)
     device = weights.device
-    here, r, i = (torch.from_numpy(a).to(device) for a in (checked, request, draft))
+    here, r, i = (on_device(a, device) for a in (checked, request, draft))
     token, drawn_by = drafts.tokens[r, i][:, None], drafts.weights[r, i]  # (D, 1), (D, V)
     own, theirs = weights[here], drawn_by
     chance = chances(
         own.gather(1, token)[:, 0], own.sum(-1), theirs.gather(1, token)[:, 0], theirs.sum(-1)
-    ).where(faults[here] == 0, 0.0)  # (D,)
+    ).masked_fill(faults[here] != 0, 0.0)  # (D,)
     positions = batch.positions[request] + draft
     seeds = batch.seeds[request]
-    bits = torch.from_numpy(rng.uniform_bits(seeds, positions)).to(device)
+    bits = on_device(rng.uniform_bits(seeds, positions), device)
     falls = bits < chance * 2.0**53
     standing = torch.zeros(drafts.tokens.shape, dtype=torch.bool, device=device)
     standing = standing.index_put((r, i), falls)
@@ -193,5 +194,5 @@ def _words(batch: SamplingBatch, use: np.ndarray, accepted: torch.Tensor) -> tor
     positions = batch.positions[:, None] + np.arange(depth)
     seeds = np.repeat(batch.seeds, depth)
     words = rng.target_words(seeds, positions.ravel(), use.ravel())
-    grid = torch.from_numpy(words).to(accepted.device).view(-1, size, depth)
+    grid = on_device(words, accepted.device).view(-1, size, depth)
     return grid.gather(2, accepted.expand(len(grid), -1)[:, :, None])[:, :, 0]
