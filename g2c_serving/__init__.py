@@ -3,8 +3,10 @@
 The notebooks in `notebooks/` walk through it, section by section of the Brief on DeepInfer.
 """
 
+from g2c_serving.async_engine import AsyncEngine
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
+from g2c_serving.forbid_sync import forbid_sync
 from g2c_serving.forward.checkpoints import LanguageModel, load
 from g2c_serving.forward.inflate import inflate
 from g2c_serving.history import EngineStats, StepRecord
@@ -21,6 +23,7 @@ from g2c_serving.schedule.cost_model import CostModel, StepShape
 from g2c_serving.schedule.step_curve import StepCurve
 
 __all__ = [
+    "AsyncEngine",
     "CostModel",
     "Engine",
     "EngineConfig",
@@ -44,6 +47,7 @@ __all__ = [
     "Tokenizer",
     "ToolCall",
     "chat",
+    "forbid_sync",
     "inflate",
     "load",
     "plan",

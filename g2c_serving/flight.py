@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 
 import torch
 
@@ -33,8 +34,8 @@ class Flight:
     launched   its rows, with the requests themselves; `step.scheduled` has snapshots of them
     calls      what is to be done to the pages before it
     before     the step before, if that was still on its way at the launch
-    grammars   how far the requests are in their grammars once that one is processed; None: no row
-               is under a grammar
+    grammars   how far the requests are in their grammars once that one is processed: handed over
+               by the host then
     draws      what it drew, unread: for the next step
     done       when the device is through with it
     """
@@ -43,7 +44,8 @@ class Flight:
     launched: list[Scheduled]
     calls: Calls
     before: Flight | None
-    grammars: Future[States] | None = None
+    handed_over: SimpleQueue[States] = field(default_factory=SimpleQueue)
+    grammars: States | None = None
     draws: Draws | None = None
     done: Future[None] = field(default_factory=Future)
     lost_pages: bool = False
@@ -56,16 +58,12 @@ class Flight:
         ids = [s.request.sequence_id for s in flight.launched]
         step.tables = {i: list(step.tables[i]) for i in ids}
         step.record.is_overlapped = True
-        if any(s.request.params.grammar for s in flight.launched):
-            flight.grammars = Future()
         return flight
 
     def hand_over_grammars(self) -> None:
         """The step before is processed, so the masks can be worked out."""
-        if self.grammars is not None and not self.grammars.done():
-            family = [request for s in self.launched for request in s.request.family]
-            states = {r.sequence_id: r.grammar and r.grammar.ahead() for r in family}
-            self.grammars.set_result(states)
+        family = [request for s in self.launched for request in s.request.family]
+        self.handed_over.put({r.sequence_id: r.grammar and r.grammar.ahead() for r in family})
 
     def meet(self) -> None:
         """On the device, before the step is computed: leave out the rows whose token will never

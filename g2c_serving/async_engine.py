@@ -1,0 +1,219 @@
+"""The engine whose device does not wait: the four phases of `loop.py`, overlapped one step deep.
+
+    CPU      schedule N+1 | process N-1 | schedule N+2 | process N | ...
+    device       forward N, sample N    |   forward N+1, sample N+1    | ...
+
+While the device computes step N, the CPU processes what step N-1 has drawn and schedules step N+1,
+which is launched before N is over and so waits for nothing. What the scheduler cannot know yet it
+takes at its most: each request in step N will have one token more, or with drafts up to n + 1. So
+three things are learnt one step late: that a request has ended, that the user aborted it, that it
+was preempted. Its row in the step on its way is then computed for nothing, and thrown away.
+
+A row under a grammar waits, with sampling alone, until the CPU has processed the step before: the
+mask of its next token hangs on the last one.
+
+On a CPU the device is a thread, and Python lets one thread run at a time: torch lets go of that
+lock in its kernels, but gets it back only when the other thread gives it up, after 5 ms as a rule.
+So the interval is set to 50 microseconds while anything is on its way. On cuda and mps (untested)
+the thread launches kernels, and the device's own queue keeps their order.
+
+Brief, section 6, "asynchronous scheduling"; SGLang and vLLM have it too. Left out: schedules more
+than one step ahead, and rows that are laid out in device memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+
+from g2c_serving.config import EngineConfig
+from g2c_serving.device_worker import DeviceWorker, WorkerDied, receive, wait
+from g2c_serving.engine import Engine
+from g2c_serving.flight import Flight, fill
+from g2c_serving.forward.batch import ForwardBatch
+from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.history import CPU, DEVICE
+from g2c_serving.intake import AnyPrompt
+from g2c_serving.interrupts import deferred_interrupt
+from g2c_serving.loop import Step
+from g2c_serving.page_calls import PageCalls
+from g2c_serving.request import Request, RequestOutput, SamplingParams
+from g2c_serving.sample.grammar import GrammarState
+from g2c_serving.sampling import Sampled
+from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.speculating import Round
+from g2c_serving.switch_interval import switch_interval
+
+DEPTH = 2  # steps on their way: the one that the device computes, and the next
+
+
+class AsyncEngine(Engine):
+    """An `Engine` with the same face, and the same tokens with speculation off or fixed. The
+    outputs of a step come with the call of `step` after the one that launched it.
+
+    Close it, or use it in a `with`: it has a thread. `events` is the log of who did what when.
+    """
+
+    def __init__(self, lm: LanguageModel, config: EngineConfig | None = None) -> None:
+        super().__init__(lm, config)
+        self.page_work = PageCalls(self.pages)
+        self.is_closed = False
+        self.worker = DeviceWorker()
+        self._flights: deque[Flight] = deque()  # at most two
+        self._interval = switch_interval()
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._requests or self._flights)
+
+    def add(
+        self,
+        prompt: AnyPrompt,
+        params: SamplingParams | None = None,
+        cache_salt: str = "",
+        traffic: str = "chat",
+    ) -> int:
+        """As `Engine.add`. RuntimeError once the engine is closed."""
+        self._check_open()
+        return super().add(prompt, params, cache_salt, traffic)
+
+    def step(self) -> list[RequestOutput]:
+        """Launch a step and process the one before it; the outputs of that. RuntimeError once the
+        engine is closed."""
+        self._check_open()
+        return super().step()
+
+    def close(self) -> list[RequestOutput]:
+        """Take in what is on its way, abort what is unfinished, and end the thread: all outputs
+        that nobody has had yet. The second time it does nothing."""
+        if self.is_closed:
+            return []
+        self._drain()
+        aborted = [output for i in list(self._requests) for output in self.abort(i)]
+        self.is_closed = True
+        self.worker.close()
+        outputs, self._unreported = self._unreported + aborted, []
+        return outputs
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise RuntimeError("the engine is closed: make a new AsyncEngine(lm, config)")
+
+    def _drain(self) -> None:
+        while self._flights:
+            self._collect()
+
+    # one step
+
+    def _step(self) -> None:
+        """Launch the next step, then process the one before it while the device computes."""
+        launched = False
+        if len(self._flights) < DEPTH:  # an interrupt may have left two
+            with deferred_interrupt():
+                launched = self._launch()
+        if len(self._flights) == DEPTH or self._flights and not launched:
+            self._collect()
+
+    def _launch(self) -> bool:
+        """Schedule a step and queue it on the device. False if there is nothing to compute."""
+        self._wait_for_grammars()
+        step = self._begin()
+        if not step.scheduled:
+            return False
+        if not self.worker.is_alive:
+            self.worker = DeviceWorker()
+        with self._phase(CPU, "launch", step):
+            before = self._flights[-1] if self._flights else None
+            flight = Flight.of(step, self.page_work.take(), before)
+            self._depart(flight.launched)
+            if before is None:
+                flight.hand_over_grammars()
+                self._interval.hold()
+            self._flights.append(flight)
+            flight.done = self.worker.submit(self._fly, flight)
+        return True
+
+    def _collect(self) -> None:
+        """Wait for the oldest step on its way, and process it."""
+        flight = self._flights[0]
+        with self._phase(CPU, "wait", flight.step):
+            died = self._await(flight)
+        with deferred_interrupt():
+            try:
+                for _ in range(len(self._flights) if died else 1):
+                    self._land(self._flights.popleft(), died)
+                if died or flight.lost_pages:
+                    self.page_work.take()
+                    self.scheduler.lose_all_blocks()
+            finally:
+                if self._flights:
+                    self._flights[0].hand_over_grammars()
+                else:
+                    self._interval.drop()
+
+    def _await(self, flight: Flight) -> str | None:
+        """Until the device is through with the step. What killed its thread, if anything did."""
+        try:
+            wait(flight.done)
+        except WorkerDied as err:
+            self.worker.join()  # until then it may write to the pages
+            return str(err)
+        return None
+
+    def _land(self, flight: Flight, died: str | None) -> None:
+        step = flight.step
+        try:
+            if flight.draws is not None:
+                step.sampled = flight.draws.read()
+        except Exception as err:  # a device reports only now what went wrong there
+            self._note_failure(step, err)
+        step.error = died or step.error
+        flight.land()
+        self._finish(step)
+
+    # on the device's thread
+
+    def _fly(self, flight: Flight) -> None:
+        self._in_air = flight
+        try:
+            for call, arguments in flight.calls:
+                call(*arguments)
+        except Exception as err:
+            flight.lost_pages = True
+            return self._note_failure(flight.step, err)
+        flight.meet()
+        self._compute(flight.step)
+
+    def _batch(self, step: Step) -> ForwardBatch | None:
+        batch, draws = super()._batch(step), self._in_air.pending
+        return batch if batch is None or draws is None else fill(batch, step.scheduled, draws)
+
+    def _sample(
+        self,
+        scheduled: list[Scheduled],
+        logits: torch.Tensor | None,
+        drafted: Round | None = None,
+    ) -> Sampled:
+        draws = self._draw(scheduled, logits, drafted)
+        if self.speculator is not None:
+            return draws.read()
+        self._in_air.draws = draws
+        return {}
+
+    def _grammars(self, requests: Sequence[Request]) -> list[GrammarState | None]:
+        flight = self._in_air
+        if not any(request.params.grammar for request in requests):
+            return [None] * len(requests)
+        if flight.grammars is None:
+            with self._phase(DEVICE, "wait", flight.step):
+                flight.grammars = receive(flight.handed_over)
+        return [flight.grammars[request.sequence_id] for request in requests]
