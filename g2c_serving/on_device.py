@@ -17,7 +17,8 @@ def on_device(
     On cuda a copy waits for its turn on the device unless it is asked not to; the numbers are taken
     over before it returns.
     """
-    if not isinstance(numbers, np.ndarray | torch.Tensor):
-        numbers = np.asarray(numbers, dtype=np.int64)
-    is_cuda = torch.device(device).type == "cuda"
-    return torch.as_tensor(numbers).to(device, non_blocking=is_cuda)
+    if isinstance(numbers, np.ndarray):
+        numbers = torch.from_numpy(numbers)
+    elif not isinstance(numbers, torch.Tensor):
+        numbers = torch.tensor(numbers, dtype=torch.int64)
+    return numbers.to(device, non_blocking=str(device).startswith("cuda"))
