@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+import torch
+from small_models import random_lm
 
+import g2c_serving as g
 from g2c_serving.history import Row, StepRecord
-from g2c_serving.lab import overlap_gap, stale_toy, two_lanes
+from g2c_serving.lab import (
+    grammar_wait,
+    guard_price,
+    late_token,
+    overlap_gap,
+    overlap_race,
+    placeholder,
+    race_panel,
+    stale_toy,
+    switch_intervals,
+    two_lanes,
+)
+from g2c_serving.lab.late_token import ABORT, FULL, PLANNED, STOP
 from g2c_serving.lab.overlap_gap import Own, gap_panel, own_step
+from g2c_serving.lab.overlap_race import ALL_CORES, OVERLAPPED, PLAIN, Race
 from g2c_serving.lab.real_lanes import Lanes, overlapped_lanes, plain_lanes
+from g2c_serving.lab.switch_intervals import AtInterval
+from g2c_serving.loop import PENDING
+
+
+@pytest.fixture(scope="module")
+def tiny() -> g.LanguageModel:
+    return g.load("tiny")
+
 
 # ---- lanes from a history ----
 
@@ -106,12 +131,12 @@ def test_a_step_in_two_parts_shows_what_lies_between_them():
         Event("CPU", "schedule", 0, 0, 1),
         Event("CPU", "launch", 0, 1, 2),
         Event("device", "forward", 0, 2, 10),
-        Event("device", "wait", 0, 10, 15),
-        Event("device", "sample", 0, 15, 16),
+        Event("device", "wait", 0, 11, 15),
+        Event("device", "sample", 0, 10, 16),
     ]
     parts = overlapped_lanes(wait, whole=False)
-    assert [(s.start, s.end) for s in parts.device] == [(2, 10), (15, 16)]
-    assert [(g.start, g.end) for g in parts.gaps(16) if g.lane == "device"] == [(0, 2), (10, 15)]
+    assert [(s.start, s.end) for s in parts.device] == [(2, 10), (10, 11), (15, 16)]
+    assert [(g.start, g.end) for g in parts.gaps(16) if g.lane == "device"] == [(0, 2), (11, 15)]
     whole = overlapped_lanes(wait)
     assert [(s.start, s.end) for s in whole.device] == [(2, 16)]
 
@@ -153,3 +178,133 @@ def test_the_toy_s_two_cases_by_hand():
     assert rows == [((3, 3), 6.878, 16), ((1, 1), 3.8, 10), ((1, 1), 3.8, 10)]
     table = stale_toy.table()
     assert len(table.rows) == 6 and [row[0] for row in table.rows].count("") == 4
+
+
+# ---- the race ----
+
+
+def test_a_race_leaves_everything_as_it_was():
+    """On a tiny model: both loops have taken their steps, and the settings are back."""
+    lm = random_lm(context=512)
+    before = sys.getswitchinterval(), torch.get_num_threads()
+    found = overlap_race.race(lm, share=0.5, turns=1)
+    assert (sys.getswitchinterval(), torch.get_num_threads()) == before
+    assert list(found.step_ms) == [PLAIN, OVERLAPPED, ALL_CORES] and found.cores >= 1
+    plain, overlapped = found.lanes[PLAIN], found.lanes[OVERLAPPED]
+    assert len(plain.device) == overlap_race.STEPS
+    assert [span.label for span in overlapped.device][-1] == f"run {overlap_race.STEPS - 1}"
+    for lanes in (plain, overlapped):
+        for lane in (lanes.cpu, lanes.device):  # each does one thing at a time
+            assert all(a.end <= b.start for a, b in zip(lane, lane[1:], strict=False))
+
+
+def test_in_the_overlapped_lanes_a_step_is_launched_before_the_one_before_is_processed():
+    with overlap_race.contestants(random_lm(context=512), 0.2, rival=False) as (_, one):
+        one.turn()
+    lanes = one.lanes[-1]
+    began = {span.label: span.start for span in lanes.cpu}
+    ended = {span.label: span.end for span in (*lanes.cpu, *lanes.device)}
+    for n in range(1, overlap_race.STEPS - 1):
+        assert ended[f"schedule {n + 1}"] <= began[f"process {n}"]
+        assert ended[f"run {n}"] <= began[f"process {n}"]
+
+
+def raced(plain=30.0, overlapped=20.0, device=17.0, cpu=13.0, cores=2) -> Race:
+    step_ms = {PLAIN: plain, OVERLAPPED: overlapped, ALL_CORES: 24.0}
+    return Race(step_ms, device, cpu, {}, cores)
+
+
+def test_a_race_in_words():
+    """30 ms at first, 17 at best, so 10 of 13 saved are 77 %."""
+    assert raced().of_ideal == pytest.approx(10 / 13)
+    words = race_panel.said(raced(), 0.8)
+    assert "one after the other 30.0 ms a step (17.0 on the device, 13.0 on the CPU)" in words
+    assert "overlapped 20.0, 77% of the ideal saving (ideal: 17.0)" in words
+    assert words.endswith("with the forward pass on all 2 cores: 24.0 ms.")
+    assert "0% of the ideal" in race_panel.said(raced(overlapped=33.0), 0.8)
+    little = race_panel.said(raced(plain=17.5, cpu=0.5), 0.0)
+    assert "the ideal saving is 2.9%, too little to tell from chance" in little
+    assert "one core, so there is nothing to overlap" in race_panel.said(raced(cores=1), 0.8)
+
+
+def test_the_switch_intervals_in_words(monkeypatch):
+    found = [AtInterval(None, 30, 17, 0.0), AtInterval(5.0, 29, 28.9, 0.08)]
+    found += [AtInterval(0.05, 21, 20.4, 0.69)]
+    assert switch_intervals.table(found).rows == [
+        ("one after the other", "30.0 ms", "17.0 ms", ""),
+        ("5 ms", "29.0 ms", "28.9 ms", "8%"),
+        ("0.05 ms", "21.0 ms", "20.4 ms", "69%"),
+    ]
+    monkeypatch.setattr(switch_intervals, "cores", lambda: 2)
+    words = switch_intervals.findings(found)
+    assert "takes 1.70 times" in words and "8% of the ideal saving" in words
+    assert "it is 1.20 times, and 69%." in words
+    monkeypatch.setattr(switch_intervals, "cores", lambda: 1)
+    assert "nothing to overlap" in switch_intervals.findings(found)
+
+
+# ---- one step late ----
+
+
+@pytest.mark.parametrize("way, late", [(STOP, [8]), (FULL, []), (ABORT, [8])])
+def test_what_is_late(tiny, way, late):
+    """The second request's eighth token, of step 7, is its last. Step 8 is planned before that is
+    there; but how many tokens there are is known."""
+    found = late_token.walk(tiny, way)
+    rows = [step for step, rows in enumerate(found.rows) if late_token.SECOND in rows]
+    assert found.ended == 7 and rows == [*range(8), *late]
+    assert (1, 8) not in found.tokens
+    cells = {planned: found.cell(1, 8, planned) for planned in range(7, 12)}
+    if late:
+        assert [cells[n][0] for n in range(8, 12)] == [PLANNED, *[late_token.THROWN] * 3]
+    else:
+        assert set(cells.values()) == {None}
+    assert found.cell(0, 8, 9) == (late_token.RUNS, "?")
+    assert found.cell(0, 8, 10)[0] == late_token.KNOWN and found.cell(0, 8, 7) is None
+
+
+def test_the_walk_is_the_text_that_the_plain_engine_writes(tiny):
+    found = late_token.walk(tiny, STOP)
+    (output,) = g.Engine(tiny).generate(
+        [late_token.PROMPTS[1]], g.SamplingParams(40, seed=0, stop=(".",), ignore_eos=True)
+    )
+    text = "".join(found.tokens[1, step] for step in range(8))
+    assert text == (output.text + ".").replace(" ", "\u00b7")
+
+
+def test_the_panel_of_what_is_late(tiny):
+    panel = late_token.panel(tiny)
+    assert "its row is in vain" in panel.text
+    panel.controls["planned"].value = 9
+    assert "B's row on the device is thrown away" in panel.text
+    panel.controls["planned"].value = 12
+    assert "One row of B was thrown away" in panel.text
+    panel.controls["way"].value = FULL
+    assert "thrown away" not in panel.text and panel.error is None
+
+
+def test_the_embedding_gets_the_tokens_themselves(tiny):
+    laid_out, embedded, wrote = placeholder.watch(tiny)
+    prompt = tiny.tokenizer.encode(placeholder.PROMPT)
+    assert embedded == [prompt, *([token] for token in wrote[:-1])]
+    assert laid_out == [prompt, *[[PENDING]] * (len(wrote) - 1)]
+    assert placeholder.table(tiny).rows[1][1] == "?"
+
+
+def test_under_a_grammar_a_step_is_sampled_when_the_one_before_is_processed(tiny):
+    lanes = grammar_wait.measure(tiny)[True].lanes
+    processed = {s.label: s.end for s in lanes.cpu if s.label.startswith("process")}
+    for n in range(1, 4):
+        sampled = [s.end for s in lanes.device if s.label == f"run {n}"][-1]
+        assert sampled > processed[f"process {n - 1}"]
+
+
+# ---- the price of the guard ----
+
+
+def test_the_guard_s_price_is_told_against_an_engine_without(tiny):
+    prices = guard_price.measure(tiny, batch=2, steps=3)
+    assert [p.name for p in prices] == list(guard_price.WAYS)
+    assert prices[0].against_first == 1 and all(p.step_ms > 0 for p in prices)
+    rows = guard_price.table([*prices[:1], guard_price.GuardPrice("on", 2, 10.3, 1.031)]).rows
+    assert rows[0][3] == "" and rows[1] == ("on", "2", "10.30 ms", "+3.1%")

@@ -78,7 +78,7 @@ def overlapped_lanes(events: Iterable[Any], whole: bool = True) -> Lanes:
     did after a step counts as its processing.
 
     whole   a step on the device is one span; otherwise its forward pass and its sampling are two,
-            so that what lies between them shows
+            and where it waits for a mask there is a gap
     """
     events = sorted(events, key=lambda event: (event.start_ms, event.end_ms))
     begun = [event for event in events if event.phase == "schedule"]
@@ -120,8 +120,20 @@ def _on_device(events: list[Any], whole: bool) -> list[Found]:
             start, end = min(e.start_ms for e in parts), max(e.end_ms for e in parts)
             found.append((DEVICE, RUN, step, start, end))
         else:
-            found += [(DEVICE, RUN, step, e.start_ms, e.end_ms) for e in parts]
+            waits = [e for e in events if e.step == step and e.phase == "wait"]
+            pieces = [piece for e in parts for piece in _without(e.start_ms, e.end_ms, waits)]
+            found += [(DEVICE, RUN, step, *piece) for piece in pieces]
     return found
+
+
+def _without(start: float, end: float, waits: Sequence[Any]) -> list[tuple[float, float]]:
+    """What is left of a time when these are cut out of it."""
+    pieces = []
+    for wait in waits:
+        if start < wait.end_ms and wait.start_ms < end:
+            pieces.append((start, wait.start_ms))
+            start = wait.end_ms
+    return [(a, b) for a, b in [*pieces, (start, end)] if a < b]
 
 
 def gaps(lane: str, spans: Sequence[Span], end: float) -> list[Span]:

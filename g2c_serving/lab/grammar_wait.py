@@ -1,0 +1,109 @@
+"""Rows under a grammar wait for the CPU: two lanes of like steps, without a grammar and with one.
+
+Brief, sections 5 and 6. Which tokens a grammar admits next hangs on the last one, so the sampling
+of step N+1 waits until the CPU has processed step N; the forward pass need not. As a rule that is
+done by then. Here processing is made slow (it sleeps), twice as long as a step on the device, so
+that the wait shows. Measured here.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+
+from g2c_serving.async_engine import AsyncEngine
+from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.lab import two_lanes
+from g2c_serving.lab.mask_price import ENDLESS
+from g2c_serving.lab.plots import Picture, new_figure, picture, source_note, style
+from g2c_serving.lab.real_lanes import Lanes, overlapped_lanes
+from g2c_serving.lab.two_lanes import TwoLanes
+from g2c_serving.loop import Step
+from g2c_serving.request import SamplingParams
+from g2c_serving.sample.grammar import Grammar
+
+REQUESTS, WARM, STEPS = 8, 8, 6
+SHOWN, LONGER = 3.5, 2.0  # steps in the picture; processing against a step on the device
+
+
+class Slow(AsyncEngine):
+    """Takes its time to process a step: `sleep_ms`."""
+
+    sleep_ms = 0.0
+
+    def _process(self, step: Step) -> None:
+        super()._process(step)
+        time.sleep(1e-3 * self.sleep_ms)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Steps with slow processing: their lanes, ms from one to the next, and how long the device
+    waited for masks, in each of them and in the usual ones before."""
+
+    lanes: Lanes
+    step_ms: float
+    waits_ms: float
+    usual_ms: float
+
+
+def measure(lm: LanguageModel) -> dict[bool, Run]:
+    """By whether the requests are under a grammar."""
+    return {False: _run(lm, None), True: _run(lm, Grammar.json_schema(ENDLESS))}
+
+
+def _run(lm: LanguageModel, grammar: Grammar | None) -> Run:
+    with Slow(lm) as engine:
+        for seed in range(REQUESTS):
+            engine.add("List:", SamplingParams(200, seed=seed, ignore_eos=True, grammar=grammar))
+        for _ in range(WARM):
+            engine.step()
+        usual = overlapped_lanes([e for e in engine.events if e.step >= 2])
+        usual_ms = _waits(engine, 2)
+        engine.sleep_ms = LONGER * median(float(span.duration) for span in usual.device)
+        first = 1 + max(event.step for event in engine.events)
+        for _ in range(STEPS):
+            engine.step()
+        begun = [e.start_ms for e in engine.events if e.step >= first and e.phase == "schedule"]
+        events = [e for e in engine.events if e.end_ms > begun[0]]
+        step_ms = (begun[-1] - begun[0]) / (len(begun) - 1)
+        lanes = overlapped_lanes(events, whole=False)
+        return Run(lanes, step_ms, _waits(engine, first), usual_ms)
+
+
+def _waits(engine: AsyncEngine, first: int) -> float:
+    """ms that a step from `first` on waited on the device, on median."""
+    steps = {e.step for e in engine.events if e.step >= first and e.phase == "sample"}
+    found = {
+        e.step: e.end_ms - e.start_ms
+        for e in engine.events
+        if (e.lane, e.phase) == ("device", "wait")
+    }
+    return median(found.get(step, 0.0) for step in steps)
+
+
+def draw(lm: LanguageModel) -> Picture:
+    found = measure(lm)
+    end = SHOWN * found[True].step_ms
+    figure = new_figure()
+    with style():
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        for axes, under in ((upper, False), (lower, True)):
+            lanes = TwoLanes(axes, 0, end)
+            one = found[under].lanes
+            lanes.show(one.cpu, one.device, one.gaps(end))
+            name = "under a grammar" if under else "without a grammar"
+            axes.annotate(name, (0, 1.02), xycoords="axes fraction", va="bottom")
+        two_lanes.legend(upper, lanes, loc="lower right", bbox_to_anchor=(1.01, 0.97))
+        lower.set_xlabel("ms")
+        source_note(lower, "Measured here")
+    free, held = found[False], found[True]
+    return picture(
+        figure,
+        f"Processing is slowed down. Without a grammar a step is sampled right after its forward "
+        f"pass, {free.step_ms:.1f} ms from step to step; under one the device waits "
+        f"{held.waits_ms:.1f} ms in each step between the two, until the step before is processed, "
+        f"and it is {held.step_ms:.1f} ms. Before processing was slowed down, it waited "
+        f"{held.usual_ms:.1f} ms.",
+    )

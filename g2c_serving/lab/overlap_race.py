@@ -1,0 +1,196 @@
+"""The same steps in three ways: one after the other, overlapped, and all cores for the forward.
+
+Brief, section 6. The engine's own work on the CPU is little, so a caller's is added: arithmetic in
+Python that stands for a server's streams, logs and metrics, so much that alone it takes a given
+share of the time that a step has on the device. It is done with each step's outputs before the next
+is asked for. The engines take turns of a few steps each, in one run, on requests that are alike.
+The third way is the rival that needs no thread: the plain loop, its forward pass on all cores.
+Measured here; with one core there is nothing to overlap.
+
+lab/switch_intervals.py has how soon the device's thread gets the interpreter lock,
+lab/race_panel.py the pictures.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import mean, median
+
+import torch
+
+from g2c_serving.async_engine import AsyncEngine
+from g2c_serving.config import EngineConfig
+from g2c_serving.engine import Engine
+from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.lab.real_lanes import Lanes, overlapped_lanes, plain_lanes
+from g2c_serving.request import SamplingParams
+from g2c_serving.switch_interval import SECONDS
+
+REQUESTS, TOKENS = 16, 400  # of a step; that nobody gets to the end of
+TURNS, STEPS, WARM = 3, 8, 6
+LONGEST_S = 1.0  # of a turn, on a machine that is busy otherwise
+INTERVAL_MS = 1e3 * SECONDS  # the switch interval that an AsyncEngine sets
+SHARE = 0.8
+PROMPT = "Once upon a time there was a"
+PLAIN, OVERLAPPED, ALL_CORES = "one after the other", "overlapped", "all cores for the forward"
+CONFIG = EngineConfig(forbid_sync=False)
+
+
+def cores() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# ---- work in Python ----
+
+
+def python_work(rounds: int) -> int:
+    total = 0
+    for i in range(rounds):
+        total += i * i % 7
+    return total
+
+
+def rounds_per_ms() -> float:
+    """How much of it fits into a ms while nobody else wants the interpreter."""
+    best = 1e9
+    for _ in range(5):
+        start = time.perf_counter()
+        python_work(20_000)
+        best = min(best, time.perf_counter() - start)
+    return 20_000 / (1e3 * best)
+
+
+# ---- one way to run the steps ----
+
+
+class Contestant:
+    """An engine with its requests. What its turns took: `turns`, ms of a step in each, and `lanes`.
+
+    rounds        of python_work after each step
+    interval_ms   the switch interval while steps overlap
+    """
+
+    def __init__(self, engine: Engine, threads: int = 1) -> None:
+        self.engine, self.threads = engine, threads
+        self.rounds, self.interval_ms = 0, INTERVAL_MS
+        self.turns: list[float] = []
+        self.lanes: list[Lanes] = []
+        for seed in range(REQUESTS):
+            engine.add(PROMPT, SamplingParams(TOKENS, seed=seed, ignore_eos=True))
+
+    @property
+    def step_ms(self) -> float:
+        return median(self.turns)
+
+    def turn(self, steps: int = STEPS) -> None:
+        """A step that does not count, as nothing is on its way after a pause, then `steps`, and one
+        more by which the last has come to its end."""
+        with number_of_threads(self.threads):
+            self._step()
+            first = max(event.step for event in self.engine.events) + 1
+            start, taken = time.perf_counter(), 0
+            while taken < steps and (taken < 2 or time.perf_counter() - start < LONGEST_S):
+                self._step()
+                taken += 1
+            self.turns.append(1e3 * (time.perf_counter() - start) / taken)
+            self._step()
+        time.sleep(2e-3 * self.turns[-1])  # what is on its way ends, and threads go to sleep
+        self.lanes.append(self._read(first, taken))
+
+    def _step(self) -> None:
+        self.engine.step()
+        if isinstance(self.engine, AsyncEngine):
+            sys.setswitchinterval(1e-3 * self.interval_ms)
+        python_work(self.rounds)
+
+    def _read(self, first: int, taken: int) -> Lanes:
+        """From step `first` on."""
+        if not isinstance(self.engine, AsyncEngine):
+            return plain_lanes(list(self.engine.history)[first : first + taken + 1])
+        events = [e for e in self.engine.events if e.step < first + taken]
+        begins = min(e.start_ms for e in events if e.step == first and e.phase == "schedule")
+        return overlapped_lanes(e for e in events if e.end_ms > begins)
+
+
+@contextmanager
+def number_of_threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def contestants(lm: LanguageModel, share: float, rival: bool = True) -> Iterator[list[Contestant]]:
+    """Plain, overlapped, and with all cores, warm, and with work for the caller."""
+    before = sys.getswitchinterval()
+    try:
+        with AsyncEngine(lm, CONFIG) as engine:
+            ways = [Contestant(Engine(lm, CONFIG)), Contestant(engine)]
+            if rival:
+                ways.append(Contestant(Engine(lm, CONFIG), threads=cores()))
+            for one in ways:
+                one.turn(WARM)
+            rounds = round(share * ways[0].lanes[0].device_ms * rounds_per_ms())
+            for one in ways:
+                one.rounds = rounds
+                one.turns, one.lanes = [], []
+            yield ways
+    finally:
+        sys.setswitchinterval(before)
+
+
+# ---- all of them ----
+
+
+@dataclass(frozen=True)
+class Race:
+    """ms of a step in each of the three ways, by name; what a step of the plain loop took on the
+    device and on the CPU; and the two loops' lanes of the last turn."""
+
+    step_ms: dict[str, float]
+    device_ms: float
+    cpu_ms: float
+    lanes: dict[str, Lanes]
+    cores: int
+
+    @property
+    def least_ms(self) -> float:
+        """No loop of these steps takes less: the busier of the two."""
+        return max(self.device_ms, self.cpu_ms)
+
+    @property
+    def of_ideal(self) -> float:
+        """The part of the ideal saving that the overlapped loop reaches."""
+        return of_ideal(self.step_ms[PLAIN], self.step_ms[OVERLAPPED], self.least_ms)
+
+
+def of_ideal(plain_ms: float, overlapped_ms: float, least_ms: float) -> float:
+    return (plain_ms - overlapped_ms) / max(plain_ms - least_ms, 1e-9)
+
+
+def race(lm: LanguageModel, share: float = SHARE, turns: int = TURNS) -> Race:
+    """Measure all three on the model `lm`; the caller's work takes `share` of a step's time on the
+    device."""
+    with contestants(lm, share) as ways:
+        for _ in range(turns):
+            for one in ways:
+                one.turn()
+        plain, overlapped, _ = ways
+        return Race(
+            dict(zip((PLAIN, OVERLAPPED, ALL_CORES), (one.step_ms for one in ways), strict=True)),
+            mean(lanes.device_ms for lanes in plain.lanes),
+            mean(lanes.cpu_ms for lanes in plain.lanes),
+            {PLAIN: plain.lanes[-1], OVERLAPPED: overlapped.lanes[-1]},
+            cores(),
+        )
