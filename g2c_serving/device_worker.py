@@ -67,7 +67,7 @@ class DeviceWorker:
         self._thread.start()
         _threads[self._thread] = self._work
         weakref.finalize(self, self._work.jobs.put, None)
-        wait(self.submit(_use_threads, torch.get_num_threads()))
+        wait(self.submit(use_threads, torch.get_num_threads()))
 
     @property
     def is_alive(self) -> bool:
@@ -186,7 +186,7 @@ class _Work:
             if not was_killed and not is_fatal:
                 del self.undone[future]
         if was_killed:
-            _land()
+            pass  # who killed it has seen to its futures
         elif is_fatal:
             self.end(f"the device's thread ended by {error!r}", error)
         elif error is not None:
@@ -207,14 +207,8 @@ def _raise_in(thread: int) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Killed))
 
 
-def _land() -> None:
-    """Take a kill that is still on its way to this thread."""
-    with suppress(_Killed):
-        for _ in range(100):
-            pass
-
-
-def _use_threads(count: int) -> None:
+def use_threads(count: int) -> None:
+    """Let this thread compute with so many."""
     torch.get_num_threads()  # the thread's first operation, which would set it again
     torch.set_num_threads(count)
 
