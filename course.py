@@ -8,6 +8,7 @@
 What follows `start` goes to JupyterLab, what follows `test` goes to pytest:
     python course.py start --port=8890
     python course.py test -k panel
+    python course.py test -n0 --pdb    (in one process: what --pdb and -s need)
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ DISK_GB = {False: 3.0, True: 8.0}  # needed for the install; True: torch comes w
 CPU_LINE = "python course.py --cpu"
 MODULES = ("torch", "numpy", "safetensors", "tokenizers", "ipywidgets", "ipykernel")
 MODULES += ("jupyterlab", "matplotlib", "nbclient", "pytest", "g2c_serving")
+TWO_AT_ONCE = ["-n", "2", "--dist", "worksteal"]  # tests compute on one thread; -n0 undoes it
 CHECKPOINT = (
     "data/models/tiny/model.safetensors",
     "data/models/tiny/config.json",
@@ -241,7 +243,7 @@ def test(extra: list[str]) -> int:
     set_up()
     slow = ["-m", "slow"] if "--slow" in extra else []
     rest = [word for word in extra if word != "--slow"]
-    return run([PYTHON, "-m", "pytest", *slow, *rest])
+    return run([PYTHON, "-m", "pytest", *TWO_AT_ONCE, *slow, *rest])
 
 
 def run(command: list) -> int:

@@ -234,7 +234,8 @@ def test_words_after_test_go_to_pytest(course, monkeypatch, words, given):
     monkeypatch.setattr(course, "set_up", lambda: None)
     monkeypatch.setattr(course, "run", lambda command: started.extend(command) or 0)
     course.main(["test", *words])
-    assert started[1:] == ["-m", "pytest", *given]
+    two = ["-n", "2", "--dist", "worksteal"]
+    assert started[1:] == ["-m", "pytest", *two, *given]
 
 
 def test_the_small_torch_comes_before_everything_else(course):
