@@ -6,7 +6,6 @@ The notebooks in `notebooks/` walk through it, section by section of the Brief o
 from g2c_serving.async_engine import AsyncEngine
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
-from g2c_serving.forbid_sync import forbid_sync
 from g2c_serving.forward.checkpoints import LanguageModel, load
 from g2c_serving.forward.inflate import inflate
 from g2c_serving.history import EngineStats, StepRecord
@@ -47,7 +46,6 @@ __all__ = [
     "Tokenizer",
     "ToolCall",
     "chat",
-    "forbid_sync",
     "inflate",
     "load",
     "plan",

@@ -117,6 +117,8 @@ class AsyncEngine(Engine):
     def _step(self) -> None:
         """Launch the next step, then process the one before it while the device computes."""
         launched = False
+        if not self._flights:
+            self._wait_for_grammars()
         if len(self._flights) < DEPTH:  # an interrupt may have left two
             with deferred_interrupt():
                 launched = self._launch()
@@ -124,13 +126,16 @@ class AsyncEngine(Engine):
             self._collect()
 
     def _launch(self) -> bool:
-        """Schedule a step and queue it on the device. False if there is nothing to compute."""
-        self._wait_for_grammars()
+        """Schedule a step and queue it on the device. False if there is nothing to compute, or if
+        the device's thread was killed under a step: that is settled first."""
+        if not self.worker.is_alive:
+            if self._flights:
+                return False
+            self.worker = DeviceWorker()
         step = self._begin()
         if not step.scheduled:
+            self._next_step -= 1
             return False
-        if not self.worker.is_alive:
-            self.worker = DeviceWorker()
         with self._phase(CPU, "launch", step):
             before = self._flights[-1] if self._flights else None
             flight = Flight.of(step, self.page_work.take(), before)
@@ -139,7 +144,10 @@ class AsyncEngine(Engine):
                 flight.hand_over_grammars()
                 self._interval.hold()
             self._flights.append(flight)
-            flight.done = self.worker.submit(self._fly, flight)
+            try:
+                flight.done = self.worker.submit(self._fly, flight)
+            except WorkerDied as err:  # just now
+                flight.done.set_exception(err)
         return True
 
     def _collect(self) -> None:

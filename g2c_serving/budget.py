@@ -16,7 +16,8 @@ whose planner is described by its four steps only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -141,6 +142,10 @@ class VerifyBudget:
     def confidences(self, scores: np.ndarray) -> np.ndarray:
         """How likely drafts of such scores are accepted, (S, n)."""
         return scores if self.table is None else self.table.read(scores)
+
+    def reader(self) -> Callable[[np.ndarray], np.ndarray]:
+        """The same as things stand now, for a step that is computed while the table learns."""
+        return np.array if self.table is None else copy.deepcopy(self.table).read
 
     @staticmethod
     def split(total: int, confidences: np.ndarray) -> np.ndarray:

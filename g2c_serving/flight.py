@@ -19,6 +19,7 @@ import torch
 
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.loop import Step
+from g2c_serving.on_device import on_device
 from g2c_serving.page_calls import Calls
 from g2c_serving.sample.grammar import GrammarState
 from g2c_serving.sampling import Draws, Sampled
@@ -117,8 +118,7 @@ def fill(batch: ForwardBatch, scheduled: Sequence[Scheduled], draws: Draws) -> F
     index = {request.sequence_id: i for i, request in enumerate(requests)}
     places = [batch.query_start[i + 1] - 1 for i in waiting]
     sources = [index[scheduled[i].request.sequence_id] for i in waiting]
-    device = batch.token_ids.device
-    at, of = (torch.tensor(a, dtype=torch.int64, device=device) for a in (places, sources))
-    drawn = torch.cat([piece.tokens[:, 0] for piece in draws.pieces]).to(device)
+    at, of = (on_device(a, batch.token_ids.device) for a in (places, sources))
+    drawn = torch.cat([piece.tokens[:, 0] for piece in draws.pieces])
     token_ids = batch.token_ids.index_copy(0, at, drawn[of].clamp(min=0))
     return replace(batch, token_ids=token_ids)

@@ -33,7 +33,7 @@ from g2c_serving.sample.sampler import FAULTS
 from g2c_serving.sampling import Draws, Sampled, next_tokens
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.scheduler import Scheduled, Scheduler
-from g2c_serving.speculating import Round
+from g2c_serving.speculating import Round, StepBudget
 from g2c_serving.waiting_room import WaitingRoom
 
 logger = logging.getLogger(__name__)
@@ -47,14 +47,14 @@ class Step:
     """A step on its way through the phases.
 
     tables       block ids of each request's tokens, by sequence id
-    draft_rows   drafts to check in all
+    budget       of drafts
     """
 
     number: int
     scheduled: list[Scheduled]
     tables: Mapping[int, Sequence[int]]
-    draft_rows: int
     record: StepRecord
+    budget: StepBudget | None = None
     drafted: Round | None = None
     sampled: Sampled = field(default_factory=dict)
     error: str | None = None
@@ -115,10 +115,12 @@ class Loop:
 
     def _begin(self) -> Step:
         record = StepRecord(start_ms=self._now())
-        step = Step(self._next_step, [], self.block_manager.tables, 0, record)
+        step = Step(self._next_step, [], self.block_manager.tables, record)
         with self._phase(CPU, "schedule", step):
             step.scheduled = self._schedule()
-            step.draft_rows = self.scheduler.drafting.num_rows
+            if self.speculator is not None:
+                total = self.scheduler.drafting.num_rows
+                step.budget = StepBudget(total, self.speculator.budget.reader())
         self._next_step += 1
         return step
 
@@ -220,11 +222,11 @@ class Loop:
     def _draft(self, step: Step) -> None:
         """With speculation: the drafter's part of the forward phase, and which of its drafts the
         target is to check."""
-        if self.speculator is None or not step.scheduled:
+        if self.speculator is None or step.budget is None or not step.scheduled:
             return
         tables = [step.tables[s.request.sequence_id] for s in step.scheduled]
         step.scheduled, step.drafted = self.speculator.draft(
-            step.scheduled, tables, step.draft_rows, self._grammars
+            step.scheduled, tables, step.budget, self._grammars
         )
         step.scheduled.sort(key=lambda s: (s.num_tokens + s.num_verified, s.num_computed))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,8 @@ WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 EXPECTED = "expected"  # a further sample of a prompt that is not computed yet
 COMPILING = "compiling"  # its grammar is not compiled yet
 MAX_SAMPLES = 16_384  # of one prompt
+
+_reading = threading.Lock()  # an output may be read in one thread while another goes on
 
 
 @dataclass(frozen=True)
@@ -225,13 +228,18 @@ class Request:
 
     def read(self, tokenizer: Tokenizer) -> OutputParser:
         """What it generated, as a user may see it: read from where it was read last."""
-        if self.parser is None:
-            self.parser = OutputParser.after(self.prompt_token_ids, tokenizer, self.params.stop)
-        for token_id in self.token_ids[self.num_prompt_tokens + self.parser.num_fed :]:
-            self.parser.feed(token_id)
-        if self.state == FINISHED:
-            self.parser.finish()
-        return self.parser
+        with _reading:
+            has_ended = (
+                self.state == FINISHED
+            )  # before the tokens are looked at: then all are there
+            if self.parser is None:
+                stop = self.params.stop
+                self.parser = OutputParser.after(self.prompt_token_ids, tokenizer, stop)
+            for token_id in self.token_ids[self.num_prompt_tokens + self.parser.num_fed :]:
+                self.parser.feed(token_id)
+            if has_ended:
+                self.parser.finish()
+            return self.parser
 
     def lose_blocks(self) -> None:
         """Its blocks are gone: all that it knows is its tokens."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from g2c_serving.on_device import on_device
 from g2c_serving.request import Request
 from g2c_serving.sample.grammar import as_mask, bitmask
 from g2c_serving.sample.ledger import Ledger
@@ -125,7 +126,7 @@ def _verify(
     rows = [1 + s.num_verified for s in scheduled]
     asked = [s.request.params.logprobs for s in scheduled for _ in range(1 + s.num_verified)]
     places = np.repeat(np.arange(len(rows)), rows), np.concatenate([np.arange(n) for n in rows])
-    which, at = (torch.from_numpy(index).to(verdict.tokens.device) for index in places)
+    which, at = (on_device(index, verdict.tokens.device) for index in places)
     logprobs = asked_logprobs(logits, verdict.tokens[which, at], asked)  # of all rows, (K,)
     requests = [s.request for s in scheduled]
     return Drawn(requests, verdict.tokens, rows, verdict.accepted + 1, logprobs)
@@ -135,7 +136,7 @@ def _take(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Some rows of the logits; no copy where they are all."""
     if len(rows) == len(logits) and list(rows) == list(range(len(rows))):
         return logits
-    return logits[torch.as_tensor(np.asarray(rows, dtype=np.int64), device=logits.device)]
+    return logits[on_device(rows, logits.device)]
 
 
 def _pieces(items: list, size: int) -> Iterator[list]:

@@ -25,6 +25,7 @@ from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.model import Transformer
 from g2c_serving.forward.paired_cache import PairedCache
 from g2c_serving.history import Drafted
+from g2c_serving.on_device import on_device
 from g2c_serving.request import Request
 from g2c_serving.sample.grammar import DraftMasks, GrammarState
 from g2c_serving.sample.ledger import Ledger
@@ -38,12 +39,22 @@ from g2c_serving.schedule.scheduler import Scheduled
 Grammars = Callable[[Sequence[Request]], Sequence[GrammarState | None]]
 
 
+@dataclass(frozen=True)
+class StepBudget:
+    """Settled when a step is scheduled: how many drafts are checked in all, and how the scores that
+    its drafts will have are read as confidences."""
+
+    total: int
+    read: Callable[[np.ndarray], np.ndarray]
+
+
 @dataclass
 class Round:
     """The drafts of one step. `row_of` finds a request's row by its sequence id."""
 
     row_of: dict[int, int]
     drafts: Drafts
+    budget: StepBudget
     masks: DraftMasks | None  # of those under a grammar
 
     def rows_of(self, requests: Sequence[Request]) -> list[int]:
@@ -103,11 +114,11 @@ class Speculator:
         self,
         scheduled: list[Scheduled],
         tables: Sequence[Sequence[int]],
-        total: int,
+        budget: StepBudget,
         grammars: Grammars,
     ) -> tuple[list[Scheduled], Round | None]:
         """Draft for those that have rows for it; the step with the number of drafts that the target
-        is to check, `total` in all. tables: block ids of each in `scheduled`."""
+        is to check. tables: block ids of each in `scheduled`."""
         followed = [i for i, s in enumerate(scheduled) if s.num_mirrored]
         if not followed:
             return scheduled, None
@@ -121,18 +132,18 @@ class Speculator:
             return scheduled, None
         verified = [scheduled[i].num_drafts for i in rows]
         if not self.is_fixed:
-            verified = self._split(total, drafts)
+            verified = self._split(budget, drafts)
         for i, count in zip(rows, verified, strict=True):
             scheduled[i] = replace(scheduled[i], num_verified=count)
         row_of = {request.sequence_id: row for row, request in enumerate(requests)}
-        return scheduled, Round(row_of, drafts, masks)
+        return scheduled, Round(row_of, drafts, budget, masks)
 
-    def _split(self, total: int, drafts: Drafts) -> list[int]:
+    def _split(self, budget: StepBudget, drafts: Drafts) -> list[int]:
         """How many drafts of each request are checked. A GPU splits the total where the drafts are,
         and lays out the rows there; here the host does, and has to know the confidences."""
         with allow_sync("the split of the budget decides where the rows lie"):
             scores = drafts.scores.double().cpu().numpy()
-        return self.budget.split(total, self.budget.confidences(scores)).tolist()
+        return self.budget.split(budget.total, budget.read(scores)).tolist()
 
     def _known(
         self, scheduled: Sequence[Scheduled], tables: Sequence[Sequence[int]]
@@ -154,10 +165,7 @@ class Speculator:
                 rows += one.rows_of([s.request]) * s.num_verified
                 places += range(start + s.num_tokens, start + s.num_tokens + s.num_verified)
                 index += range(s.num_verified)
-        device = batch.token_ids.device
-        at, r, i = (
-            torch.tensor(a, dtype=torch.int64, device=device) for a in (places, rows, index)
-        )
+        at, r, i = (on_device(a, batch.token_ids.device) for a in (places, rows, index))
         token_ids = batch.token_ids.index_copy(0, at, one.drafts.tokens[r, i])
         return replace(batch, token_ids=token_ids)
 
@@ -184,9 +192,11 @@ class Speculator:
         """Remember what came of the drafts, once the tokens are appended. `sampled`: by sequence
         id the (token, log-probabilities) of this step."""
         mine = [s for s in scheduled if s.num_drafts]
+        if not mine:
+            return []
         rows = one.rows_of([s.request for s in mine])
         scores = one.drafts.scores.double().cpu().numpy()[rows]
-        confidences = self.budget.confidences(scores)
+        confidences = one.budget.read(scores)
         drafts = one.drafts.tokens.tolist()
         verified = np.array([s.num_verified for s in mine])
         accepted = np.array([len(sampled[s.request.sequence_id]) - 1 for s in mine])

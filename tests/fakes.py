@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 import g2c_serving as g
+from g2c_serving.forbid_sync import allow_sync
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.model import ModelConfig
 
@@ -62,6 +63,7 @@ class FakeModel:
     def new_cache(self, num_blocks: int, block_size: int) -> FakeCache:
         return FakeCache(num_blocks, block_size)
 
+    @allow_sync("a stand-in for a model reads what it is given")
     def forward(self, batch: ForwardBatch, cache: FakeCache) -> torch.Tensor:
         self.on_forward(batch)
         cache.tokens.view(-1)[batch.slots] = batch.token_ids

@@ -13,6 +13,7 @@ import torch
 from small_models import random_lm
 
 import g2c_serving as g
+from g2c_serving.forbid_sync import allow_sync
 from g2c_serving.sample.grammar import GrammarState, bitmask
 
 EOS, CALL, END, PAD = 256, 260, 262, 263
@@ -97,6 +98,7 @@ def follow_script(model, script: Sequence[int], prompt: int, patch) -> None:
     """Let `model` (a target or a drafter) want token `script[i]` as number i after the prompt."""
     real = model.forward
 
+    @allow_sync("a script is followed by position")
     def forward(batch, cache):
         logits = real(batch, cache).clone()
         logits[:] = -1e-3 * torch.arange(logits.shape[1])
