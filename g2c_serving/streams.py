@@ -1,0 +1,337 @@
+"""Outputs as they come: `async for output in engine.stream(prompt, params)`.
+
+One thread an engine, the driver, runs `engine.step()` while there is anything to do, and sleeps
+otherwise. What the event loops want of the engine, adding and aborting, comes to it through an
+inbox and is done between two steps: the engine needs no lock, and no event loop waits for a step.
+
+    event loop    stream -> inbox                         channel -> consumer
+    driver                  inbox -> add, abort; step() -> channel
+
+A consumer that is slow or gone holds up nobody: outputs are cumulative, so its channel keeps the
+newest `MAX_QUEUED` of a running request, and every final one. Left out: one server for several
+processes, which vLLM puts here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+import time
+import weakref
+from collections import deque
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from g2c_serving.device_worker import BLINK, MAX_EXIT_SECONDS, use_threads
+from g2c_serving.intake import AnyPrompt
+from g2c_serving.request import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from g2c_serving.engine import Engine
+
+CLOSED = "the engine is closed: make a new one"
+FOREIGN = (
+    "the engine has unfinished requests that were added without a stream: call step() until "
+    "has_unfinished is False, or abort them, before you stream"
+)
+MAX_QUEUED = 16  # outputs of a running request that wait for its consumer
+
+
+class Channel:
+    """The way of one request's outputs, from the driver to the event loop that reads them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, request: tuple[Any, ...]) -> None:
+        self.loop, self.request = loop, request
+        params = request[1]
+        self.num_missing = 1 if params is None else getattr(params, "n", 1)  # final outputs
+        self.request_id: int | None = None
+        self.is_left = False  # nobody reads it any more
+        self._lock = threading.Lock()
+        self._queued: deque[RequestOutput] = deque()
+        self._error: BaseException | None = None
+        self._is_over = self._is_waking = False
+        self._reader: asyncio.Future[None] | None = None
+
+    # in the driver
+
+    def put(self, output: RequestOutput) -> bool:
+        """Whether the event loop is still there."""
+        with self._lock:
+            self._queued.append(output)
+            running = [o for o in self._queued if o.finish_reason is None]
+            if len(running) > MAX_QUEUED:
+                self._queued.remove(running[0])
+        return self._wake_up()
+
+    def end(self, error: BaseException | None = None) -> None:
+        with self._lock:
+            self._is_over, self._error = True, error
+        self._wake_up()
+
+    def _wake_up(self) -> bool:
+        with self._lock:
+            is_on_its_way, self._is_waking = self._is_waking, True
+        if not is_on_its_way:
+            with suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._wake)
+        return not self.loop.is_closed()
+
+    # in the event loop
+
+    def _wake(self) -> None:
+        with self._lock:
+            self._is_waking, reader = False, self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    async def next(self) -> RequestOutput:
+        while True:
+            with self._lock:
+                if self._queued:
+                    return self._queued.popleft()
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    try:
+                        raise error
+                    finally:
+                        del error  # its traceback holds this frame
+                if self._is_over:
+                    raise StopAsyncIteration
+                if self._reader is not None:
+                    raise RuntimeError("this stream is already being read: give each task its own")
+                self._reader = self.loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+
+
+class Stream:
+    """The outputs of one request, those of all its samples; it ends when all have ended.
+
+    The request is added when the first output is asked for, and aborted when this is closed or
+    dropped, or a task that waits for the next output is cancelled. What `engine.add` raises is
+    raised there.
+    """
+
+    def __init__(self, streams: Streams, engine: Engine, request: tuple[Any, ...]) -> None:
+        self._streams, self._request = streams, request
+        self._engine = engine  # which lives while somebody reads
+        self._channel: Channel | None = None
+        self._is_closed = False
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._is_closed:
+            raise StopAsyncIteration
+        if self._channel is None:
+            self._channel = Channel(asyncio.get_running_loop(), self._request)
+            self._streams.submit(self._channel)
+            weakref.finalize(self, self._streams.leave, self._channel).atexit = False
+        try:
+            return await self._channel.next()
+        except asyncio.CancelledError:
+            self._is_closed = True
+            self._streams.leave(self._channel)
+            raise
+
+    async def aclose(self) -> None:
+        """Abort the request if it has not ended; back when its blocks are free."""
+        self._is_closed = True
+        if self._channel is None:
+            return
+        self._streams.leave(self._channel)
+        with suppress(Exception):  # at last StopAsyncIteration
+            while asyncio.get_running_loop() is self._channel.loop:
+                await self._channel.next()
+
+
+class Streams:
+    """The streams of one engine, and the thread that drives it. It does not keep the engine alive
+    while no stream is read."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = weakref.ref(engine)
+        self._inbox: SimpleQueue[Channel | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._live: dict[Channel, None] = {}  # submitted, and not ended
+        self._open: dict[int, Channel] = {}  # those in the engine, by request id
+        self._thread: threading.Thread | None = None
+        self._num_threads = torch.get_num_threads()
+        self._is_closed = self._is_busy = False
+        weakref.finalize(engine, self._inbox.put, None).atexit = False
+        _all.add(self)
+
+    def stream(
+        self,
+        prompt: AnyPrompt,
+        params: SamplingParams | None = None,
+        cache_salt: str = "",
+        traffic: str = "chat",
+    ) -> Stream:
+        """RuntimeError if the engine is closed."""
+        engine = self._engine()
+        if self._is_closed or engine is None:
+            raise RuntimeError(CLOSED)
+        return Stream(self, engine, (prompt, params, cache_salt, traffic))
+
+    def check(self) -> None:
+        """For who calls the engine directly: RuntimeError while streams are read. Those that were
+        left are waited for."""
+        if self._thread is threading.current_thread():
+            return
+        while self._live or self._is_busy:
+            num_read = sum(not channel.is_left for channel in list(self._live))
+            if num_read:
+                raise RuntimeError(
+                    f"{num_read} streams of this engine are read, and their thread runs it: use "
+                    "engine.stream() too, or end them before you call the engine yourself"
+                )
+            time.sleep(1e-3)
+
+    def close(self) -> None:
+        """Abort the requests of all streams, which get their final outputs, and end the driver.
+        Twice is fine."""
+        self._stop()
+        while self._is_elsewhere():
+            assert self._thread is not None
+            self._thread.join(BLINK)
+
+    # from any thread
+
+    def submit(self, channel: Channel) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError(CLOSED)
+            self._live[channel] = None
+            self._inbox.put(channel)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="driver", daemon=True)
+                self._thread.start()
+
+    def leave(self, channel: Channel) -> None:
+        """Nobody reads it any more. Takes no lock: a garbage collection may call it anywhere."""
+        if not channel.is_left and channel in self._live:
+            channel.is_left = True
+            self._inbox.put(channel)
+
+    def _stop(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._inbox.put(None)
+
+    def _is_elsewhere(self) -> bool:
+        thread = self._thread
+        return thread is not None and thread.is_alive() and thread is not threading.current_thread()
+
+    # in the driver
+
+    def _run(self) -> None:
+        use_threads(self._num_threads)
+        goes_on = True
+        while goes_on and (channel := self._inbox.get()) is not None:  # it sleeps here
+            engine = self._engine()
+            self._is_busy = True
+            try:
+                goes_on = engine is not None and self._drive(engine, channel)
+            except BaseException as err:  # no request in particular: all that are read end by it
+                self._fail(engine, err)
+            del engine, channel  # what it keeps while it sleeps
+            self._is_busy = False
+
+    def _drive(self, engine: Engine, channel: Channel) -> bool:
+        """Run the engine until nothing is left to do; whether the thread is to go on then."""
+        is_foreign = engine.has_unfinished
+        has_added = self._follow(engine, channel, is_foreign)
+        while True:
+            with suppress(Empty):
+                while (next_one := self._inbox.get_nowait()) is not None:
+                    has_added |= self._follow(engine, next_one, is_foreign)
+                for channel in list(self._open.values()):
+                    self._abort(engine, channel)
+                return False
+            if not self._open and not (has_added and engine.has_unfinished):
+                return True
+            for output in engine.step():
+                if output.request_id in self._open:
+                    self._hand_over(engine, self._open[output.request_id], output)
+            if self._open and not engine.has_unfinished:
+                raise RuntimeError("it has nothing to do, and requests without an end")
+
+    def _follow(self, engine: Engine, channel: Channel, is_foreign: bool) -> bool:
+        """Add the request of a channel that comes for the first time, and abort that of one that
+        was left. Whether one was added."""
+        if channel not in self._live:
+            return False
+        if channel.request_id is not None:
+            self._abort(engine, channel)
+        elif channel.is_left:
+            self._end(channel)
+        elif is_foreign:
+            self._end(channel, RuntimeError(FOREIGN))
+        else:
+            try:
+                channel.request_id = engine.add(*channel.request)
+            except Exception as err:
+                self._end(channel, err)
+                return False
+            self._open[channel.request_id] = channel
+            return True
+        return False
+
+    def _hand_over(self, engine: Engine, channel: Channel, output: RequestOutput) -> None:
+        channel.num_missing -= output.finish_reason is not None
+        if channel.num_missing == 0:
+            self._forget(channel)  # before its consumer can know
+        is_there = channel.put(output)
+        if channel.num_missing == 0:
+            channel.end()
+        elif not is_there:
+            self._abort(engine, channel)
+
+    def _abort(self, engine: Engine, channel: Channel) -> None:
+        assert channel.request_id is not None
+        outputs = engine.abort(channel.request_id)
+        self._forget(channel)
+        for output in outputs:
+            channel.put(output)
+        channel.end()
+
+    def _end(self, channel: Channel, error: BaseException | None = None) -> None:
+        self._forget(channel)
+        channel.end(error)
+
+    def _forget(self, channel: Channel) -> None:
+        self._live.pop(channel, None)
+        if channel.request_id is not None:
+            self._open.pop(channel.request_id, None)
+
+    def _fail(self, engine: Engine | None, cause: BaseException) -> None:
+        for channel in list(self._open.values()):
+            with suppress(Exception):
+                assert engine is not None and channel.request_id is not None
+                engine.abort(channel.request_id)
+            error = RuntimeError(f"the engine failed, and its streams end: {cause!r}")
+            error.__cause__ = cause
+            self._end(channel, error)
+
+
+_all: weakref.WeakSet[Streams] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A daemon thread inside torch while the interpreter goes away would abort the process."""
+    end = time.monotonic() + MAX_EXIT_SECONDS
+    for streams in list(_all):
+        streams._stop()
+    for streams in list(_all):
+        if streams._thread is not None:
+            streams._thread.join(max(0.0, end - time.monotonic()))
