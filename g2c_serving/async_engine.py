@@ -32,7 +32,7 @@ import torch
 from g2c_serving.config import EngineConfig
 from g2c_serving.device_worker import DeviceWorker, WorkerDied, receive, wait
 from g2c_serving.engine import Engine
-from g2c_serving.flight import Flight, fill
+from g2c_serving.flight import Flight, fill, send
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.history import CPU, DEVICE
@@ -180,8 +180,8 @@ class AsyncEngine(Engine):
     def _land(self, flight: Flight, died: str | None) -> None:
         step = flight.step
         try:
-            if flight.draws is not None:
-                step.sampled = flight.draws.read()
+            if flight.read is not None:
+                step.sampled = flight.read()
         except Exception as err:  # a device reports only now what went wrong there
             self._note_failure(step, err)
         step.error = died or step.error
@@ -202,7 +202,7 @@ class AsyncEngine(Engine):
         self._compute(flight.step)
 
     def _batch(self, step: Step) -> ForwardBatch | None:
-        batch, draws = super()._batch(step), self._in_air.pending
+        batch, draws = super()._batch(step), self._in_air.to_fill_in
         return batch if batch is None or draws is None else fill(batch, step.scheduled, draws)
 
     def _sample(
@@ -214,7 +214,7 @@ class AsyncEngine(Engine):
         draws = self._draw(scheduled, logits, drafted)
         if self.speculator is not None:
             return draws.read()
-        self._in_air.draws = draws
+        self._in_air.draws, self._in_air.read = draws, send(draws, self.config.device)
         return {}
 
     def _grammars(self, requests: Sequence[Request]) -> list[GrammarState | None]:

@@ -1,7 +1,8 @@
 """The engine, as its users see it: add, fork, abort, step, generate.
 
 `loop.py` is what a step does. Requests join and leave between steps (Brief, "The change of
-perspective"). Mirrors the engine core of DeepInfer (`csrc/engine`). Left out: overlap of phases.
+perspective"). Mirrors the engine core of DeepInfer (`csrc/engine`). Here a step is over before the
+next begins; `async_engine.py` overlaps them.
 """
 
 from __future__ import annotations
@@ -127,6 +128,8 @@ class Engine(Loop):
         if isinstance(prompts, str):
             raise TypeError("prompts is one str: pass a list, [prompt]")
         prompts = list(prompts)
+        if not self._requests:
+            self._drain()
         if self.has_unfinished:
             raise RuntimeError(
                 f"{len(self._requests)} requests are unfinished: call step() until has_unfinished "

@@ -10,7 +10,7 @@ verdict (`catch_up`). Brief, section 6.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
@@ -34,10 +34,11 @@ class Flight:
 
     launched   its rows, with the requests themselves; `step.scheduled` has snapshots of them
     calls      what is to be done to the pages before it
-    before     the step before, if that was still on its way at the launch
+    before     the step before, if that was still on its way at the launch; what is to be filled in
+               from it, once the device has come to this one
     grammars   how far the requests are in their grammars once that one is processed: handed over
                by the host then
-    draws      what it drew, unread: for the next step
+    draws      what it drew, unread: for the next step; `read` is how the host gets it
     done       when the device is through with it
     """
 
@@ -45,9 +46,11 @@ class Flight:
     launched: list[Scheduled]
     calls: Calls
     before: Flight | None
+    to_fill_in: Draws | None = None
     handed_over: SimpleQueue[States] = field(default_factory=SimpleQueue)
     grammars: States | None = None
     draws: Draws | None = None
+    read: Callable[[], Sampled] | None = None
     done: Future[None] = field(default_factory=Future)
     lost_pages: bool = False
 
@@ -72,11 +75,11 @@ class Flight:
         before, self.before = self.before, None  # or each would keep all that were before it
         if before is None:
             return
+        self.to_fill_in = before.draws
         if before.step.error is not None:
             self.step.scheduled = [s for s in self.step.scheduled if not s.request.num_pending]
         elif before.draws is None:
             self.step.scheduled = catch_up(self.step.scheduled, before.step.sampled)
-        self.pending = before.draws
 
     def land(self) -> None:
         """Back on the host: the rows stand for the requests themselves again."""
@@ -88,7 +91,20 @@ class Flight:
             replace(s, request=live[s.request.sequence_id]) for s in self.step.scheduled
         ]
 
-    pending: Draws | None = None  # of the step before, for `fill`
+
+def send(draws: Draws, device: str) -> Callable[[], Sampled]:
+    """Let the host have what was drawn: how it reads that. On cuda (untested) a copy is queued, and
+    the reader waits for that alone, not for what is launched after it."""
+    if device != "cuda":
+        return draws.read
+    on_host, is_sent = Draws([piece.to_host() for piece in draws.pieces]), torch.cuda.Event()
+    is_sent.record()
+
+    def read() -> Sampled:
+        is_sent.synchronize()
+        return on_host.read()
+
+    return read
 
 
 def catch_up(scheduled: Sequence[Scheduled], sampled: Sampled) -> list[Scheduled]:

@@ -8,7 +8,7 @@ draft that is checked, and gets the drafts that stand and the token after them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -41,6 +41,14 @@ class Drawn:
     rows: list[int]
     counts: torch.Tensor | None = None
     logprobs: AskedLogprobs | None = None
+
+    def to_host(self) -> Drawn:
+        """A copy that is on its way to the host when this returns (on a CPU: the same)."""
+        counts, logprobs = self.counts, self.logprobs
+        if logprobs is not None:
+            logprobs = replace(logprobs, columns=tuple(map(_to_host, logprobs.columns)))
+        counts = counts if counts is None else _to_host(counts)
+        return replace(self, tokens=_to_host(self.tokens), counts=counts, logprobs=logprobs)
 
     def read(self) -> Sampled:
         """It waits for the device."""
@@ -130,6 +138,10 @@ def _verify(
     logprobs = asked_logprobs(logits, verdict.tokens[which, at], asked)  # of all rows, (K,)
     requests = [s.request for s in scheduled]
     return Drawn(requests, verdict.tokens, rows, verdict.accepted + 1, logprobs)
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", non_blocking=True)
 
 
 def _take(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
