@@ -21,6 +21,7 @@ from g2c_serving.lab import (
     placeholder,
     race_panel,
     stale_toy,
+    streams_seen,
     switch_intervals,
     two_lanes,
 )
@@ -308,3 +309,34 @@ def test_the_guard_s_price_is_told_against_an_engine_without(tiny):
     assert prices[0].against_first == 1 and all(p.step_ms > 0 for p in prices)
     rows = guard_price.table([*prices[:1], guard_price.GuardPrice("on", 2, 10.3, 1.031)]).rows
     assert rows[0][3] == "" and rows[1] == ("on", "2", "10.30 ms", "+3.1%")
+
+
+# ---- streams ----
+
+
+@dataclass
+class Output:
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+
+
+def test_what_users_have_seen():
+    """Bo was left with two tokens; Cy has seen the last output alone, and it has all."""
+    one, two, all_of_it = (Output("x" * n, [7] * n, None) for n in (1, 2, 60))
+    all_of_it.finish_reason = "length"
+    table = streams_seen.table({"Ann": [one, two, all_of_it], "Bo": [one, two], "Cy": [all_of_it]})
+    assert [row[:4] for row in table.rows] == [
+        ("Ann", "3", "60", "length"),
+        ("Bo", "2", "2", "left before the end"),
+        ("Cy", "1", "60", "length"),
+    ]
+    assert len(table.rows[0][4]) < 50 and "\u2026" in table.rows[0][4]
+
+
+def test_blocks_come_back_when_a_user_goes_away():
+    records = [StepRecord(0.0, num_free_blocks=free) for free in (97, 97, 97, 98, 98, 98, 98, 100)]
+    picture = streams_seen.draw(records, 100, 3, "Bo")
+    assert picture.text == (
+        "8 steps. Bo goes away after 3: 3 blocks were in use, 4 steps later 2 are; at the end 0."
+    )
