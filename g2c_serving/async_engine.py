@@ -45,6 +45,7 @@ from g2c_serving.sample.grammar import GrammarState
 from g2c_serving.sampling import Sampled
 from g2c_serving.schedule.scheduler import Scheduled
 from g2c_serving.speculating import Round
+from g2c_serving.streams import Stream, Streams
 from g2c_serving.switch_interval import switch_interval
 
 DEPTH = 2  # steps on their way: the one that the device computes, and the next
@@ -64,37 +65,37 @@ class AsyncEngine(Engine):
         self.worker = DeviceWorker()
         self._flights: deque[Flight] = deque()  # at most two
         self._interval = switch_interval()
+        self._streams = Streams(self)
 
     @property
     def _is_busy(self) -> bool:
         return bool(self._requests or self._flights)
 
-    def add(
+    def stream(
         self,
         prompt: AnyPrompt,
         params: SamplingParams | None = None,
         cache_salt: str = "",
         traffic: str = "chat",
-    ) -> int:
-        """As `Engine.add`. RuntimeError once the engine is closed."""
-        self._check_open()
-        return super().add(prompt, params, cache_salt, traffic)
-
-    def step(self) -> list[RequestOutput]:
-        """Launch a step and process the one before it; the outputs of that. RuntimeError once the
-        engine is closed."""
-        self._check_open()
-        return super().step()
+    ) -> Stream:
+        """The outputs of a request as they come: `async for output in engine.stream(...)`. Leave
+        the loop and close the stream, or cancel its task, and the request is aborted. While streams
+        are read a thread of theirs calls the engine, and nobody else may. See `streams.py`."""
+        return self._streams.stream(prompt, params, cache_salt, traffic)
 
     def close(self) -> list[RequestOutput]:
-        """Take in what is on its way, abort what is unfinished, and end the thread: all outputs
+        """Take in what is on its way, abort what is unfinished, and end the threads: all outputs
         that nobody has had yet. The second time it does nothing."""
         if self.is_closed:
             return []
-        self._drain()
-        aborted = [output for i in list(self._requests) for output in self.abort(i)]
-        self.is_closed = True
-        self.worker.close()
+        self._streams.close()
+        try:
+            self._drain()
+            aborted = [output for i in list(self._requests) for output in self.abort(i)]
+        finally:
+            self.is_closed = True
+            self._interval.drop()
+            self.worker.close()
         outputs, self._unreported = self._unreported + aborted, []
         return outputs
 
@@ -104,9 +105,11 @@ class AsyncEngine(Engine):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check_open(self) -> None:
+    def _check_free(self) -> None:
+        """RuntimeError once the engine is closed, or while streams are read."""
         if self.is_closed:
             raise RuntimeError("the engine is closed: make a new AsyncEngine(lm, config)")
+        self._streams.check()
 
     def _drain(self) -> None:
         while self._flights:

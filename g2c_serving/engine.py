@@ -49,6 +49,7 @@ class Engine(Loop):
         cache_salt  cached blocks are shared among requests of one salt only: one for each tenant
         traffic     chat or agent: decides how long the disk keeps its blocks
         """
+        self._check_free()
         params = SamplingParams() if params is None else params
         prompt_token_ids = encode_prompt(self.lm.tokenizer, prompt)
         check_can_run(prompt_token_ids, params, self.lm, self.config)
@@ -74,6 +75,7 @@ class Engine(Loop):
         KeyError for a request that is not waiting or running, ValueError for one with several
         unfinished samples.
         """
+        self._check_free()
         samples = self._unfinished(request_id)
         if len(samples) > 1:
             raise ValueError(f"request_id {request_id} has {len(samples)} unfinished samples: "
@@ -102,6 +104,7 @@ class Engine(Loop):
 
     def abort(self, request_id: int) -> list[RequestOutput]:
         """End all samples of a request now; their outputs. KeyError for one that is not running."""
+        self._check_free()
         samples = self._unfinished(request_id)
         with deferred_interrupt():
             for request in samples:
@@ -125,6 +128,7 @@ class Engine(Loop):
         RuntimeError while requests that were added before are unfinished: their outputs would be
         lost here.
         """
+        self._check_free()
         if isinstance(prompts, str):
             raise TypeError("prompts is one str: pass a list, [prompt]")
         prompts = list(prompts)
@@ -157,10 +161,14 @@ class Engine(Loop):
         An interrupt ends the step between its phases, not within the bookkeeping of one: the next
         step goes on from there. Without unfinished requests nothing is done or recorded.
         """
+        self._check_free()
         if self._is_busy:
             self._step()
         outputs, self._unreported = self._unreported, []
         return outputs
+
+    def _check_free(self) -> None:
+        """Whether the caller may use the engine now; here always."""
 
     def _drain(self) -> None:
         """Take in what is on its way; here nothing is between two steps."""
