@@ -165,6 +165,7 @@ class Streams:
         self._thread: threading.Thread | None = None
         self._num_threads = torch.get_num_threads()
         self._is_closed = self._is_busy = False
+        self._has_rest = False  # whether a failure left something in the engine
         weakref.finalize(engine, self._inbox.put, None).atexit = False
         _all.add(self)
 
@@ -248,8 +249,9 @@ class Streams:
 
     def _drive(self, engine: Engine, channel: Channel) -> bool:
         """Run the engine until nothing is left to do; whether the thread is to go on then."""
-        is_foreign = engine.has_unfinished
-        has_added = self._follow(engine, channel, is_foreign)
+        is_foreign = engine.has_unfinished and not self._has_rest
+        has_added = self._follow(engine, channel, is_foreign) or self._has_rest
+        self._has_rest = False
         while True:
             with suppress(Empty):
                 while (next_one := self._inbox.get_nowait()) is not None:
@@ -321,6 +323,7 @@ class Streams:
             error = RuntimeError(f"the engine failed, and its streams end: {cause!r}")
             error.__cause__ = cause
             self._end(channel, error)
+        self._has_rest = True
 
 
 _all: weakref.WeakSet[Streams] = weakref.WeakSet()

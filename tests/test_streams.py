@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import g2c_serving as g
+from g2c_serving.async_engine import AsyncEngine
 from g2c_serving.streams import MAX_QUEUED, Streams
 from tests.fakes import FakeLM, continuation
-from tests.fakes import engine as fake_engine
 
 SOON = 10.0
 PROMPT = [1, 2, 3, 4, 5]
@@ -28,11 +28,12 @@ def params(count: int = 8, **others) -> g.SamplingParams:
 
 
 class Served:
-    """An engine over the fake model, and its streams; `hold` lets no step begin until `release`."""
+    """An engine over the fake model, and its streams. While `may_step` is not set, its forward
+    waits."""
 
-    def __init__(self, max_seq_len: int = 2000) -> None:
-        self.lm = FakeLM(max_seq_len)
-        self.engine = fake_engine(self.lm, num_blocks=600)
+    def __init__(self, kind: type[g.Engine] = AsyncEngine) -> None:
+        self.lm = FakeLM(max_seq_len=2000)
+        self.engine = kind(self.lm, g.EngineConfig(num_blocks=600, block_size=4))
         self.streams = Streams(self.engine)
         self.may_step, self.is_stepping = threading.Event(), threading.Event()
         self.may_step.set()
@@ -53,14 +54,16 @@ class Served:
 
     def assert_idle_and_free(self) -> None:
         self.streams.check()
+        if self.streams._is_closed and isinstance(self.engine, AsyncEngine):
+            assert self.engine.close() == []  # which takes in what is on its way
         assert not self.engine.has_unfinished
         assert self.engine.block_manager.num_free == self.engine.config.num_blocks
         self.engine.block_manager.check()
 
 
-@pytest.fixture
-def served():
-    one = Served()
+@pytest.fixture(params=[g.Engine, AsyncEngine], ids=["plain", "async"])
+def served(request):
+    one = Served(request.param)
     yield one
     one.may_step.set()
     one.streams.close()
@@ -184,16 +187,16 @@ def test_event_loops_one_after_the_other_and_at_once(served):
 
 def test_a_slow_consumer_gets_the_newest_and_holds_up_nobody(served):
     async def main():
-        slow = served.stream(PROMPT, params(200))
+        slow = served.stream(PROMPT, params(60))
         first = await anext(slow)
-        quick = await collect(served.stream([9, 9], params(250)))
-        assert len(quick[-1].token_ids) == 250  # beside a consumer that reads nothing
+        quick = await collect(served.stream([9, 9], params(100)))
+        assert len(quick[-1].token_ids) == 100  # beside a consumer that reads nothing
         rest = await collect(slow)
         lengths = [len(output.token_ids) for output in [first, *rest]]
         assert len(rest) <= MAX_QUEUED + 1 and lengths == sorted(set(lengths))
-        assert lengths[-MAX_QUEUED - 1 :] == list(range(200 - MAX_QUEUED, 201))
+        assert lengths[-MAX_QUEUED - 1 :] == list(range(60 - MAX_QUEUED, 61))
         assert rest[-1].finish_reason == "length"
-        assert rest[-1].token_ids == continuation(PROMPT, 200)
+        assert rest[-1].token_ids == continuation(PROMPT, 60)
 
     run(main())
 
@@ -248,6 +251,8 @@ async def leave_by_timeout(served):
     served.may_step.set()
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
+    while stream._channel in served.streams._live:  # aborted, though we still hold it
+        await asyncio.sleep(1e-3)
 
 
 async def leave_by_collection(served):
@@ -271,9 +276,9 @@ WAYS = [
 @pytest.mark.parametrize("leave", WAYS)
 def test_who_leaves_frees_its_blocks_and_others_go_on(served, leave):
     async def main():
-        other = asyncio.create_task(collect(served.stream([8, 8], params(300))))
+        other = asyncio.create_task(collect(served.stream([8, 8], params(100))))
         await leave(served)
-        assert (await other)[-1].token_ids == continuation([8, 8], 300)
+        assert (await other)[-1].token_ids == continuation([8, 8], 100)
 
     run(main())
     served.assert_idle_and_free()
@@ -292,7 +297,8 @@ def test_cancelled_before_it_was_added(served):
     async def main():
         served.may_step.clear()
         other = asyncio.create_task(collect(served.stream([8, 8], params(5))))
-        await served.stepping()  # the driver is in a step: the inbox waits
+        await served.stepping()
+        await asyncio.sleep(0.05)  # the driver is in a step: the inbox waits
         task = asyncio.create_task(collect(served.stream(PROMPT, params(1900))))
         await asyncio.sleep(0.01)
         task.cancel()
@@ -308,8 +314,10 @@ def test_cancelled_before_it_was_added(served):
 
 def test_cancelled_between_the_final_output_and_its_delivery(served):
     async def main():
+        served.may_step.clear()
         task = asyncio.create_task(collect(served.stream(PROMPT, params(3))))
         await served.stepping()
+        served.may_step.set()
         while served.streams._live:
             time.sleep(1e-3)  # it ends in the engine; the event loop has not seen it
         task.cancel()
@@ -348,12 +356,12 @@ def test_an_event_loop_that_is_closed_takes_nobody_with_it(served):
     loop.run_until_complete(anext(stream))
 
     async def main():
-        other = asyncio.create_task(collect(served.stream([8, 8], params(300))))
+        other = asyncio.create_task(collect(served.stream([8, 8], params(100))))
         await served.stepping()
         loop.close()
         return await other
 
-    assert run(main())[-1].token_ids == continuation([8, 8], 300)
+    assert run(main())[-1].token_ids == continuation([8, 8], 100)
     assert len(served.engine.history) < 1900
     deadline = time.monotonic() + SOON
     while served.streams._live and time.monotonic() < deadline:
@@ -501,7 +509,7 @@ def test_a_stream_that_was_left_wakes_no_step_of_somebody_else(served):
     served.engine.add([7, 7], params(4))
     served.streams._inbox.put(object())  # as a stream that ended long ago
     time.sleep(0.05)
-    assert served.engine.step()[0].token_ids == continuation([7, 7], 1)
+    assert (served.engine.step() or served.engine.step())[0].token_ids == continuation([7, 7], 1)
 
 
 # the thread
@@ -556,7 +564,7 @@ def test_it_computes_with_as_many_threads_as_the_engines_maker_had(monkeypatch):
         torch.set_num_threads(1)
         served.lm.model.on_forward = lambda batch: seen.append(torch.get_num_threads())
         run(collect(served.stream(PROMPT, params(2))))
-        assert seen == [3, 3]
+        assert set(seen) == {3}
         served.streams.close()
     finally:
         torch.set_num_threads(former)
@@ -566,6 +574,7 @@ def test_the_interpreter_ends_with_a_driver_in_the_middle_of_a_step():
     script = """
 import asyncio, torch
 import g2c_serving as g
+from g2c_serving.async_engine import AsyncEngine
 from g2c_serving.streams import Streams
 from tests.small_models import random_lm
 engine = g.Engine(random_lm(context=4096, dim=256, hidden=1024), g.EngineConfig(num_blocks=300))
