@@ -18,6 +18,7 @@ import g2c_serving as g
 from g2c_serving.async_engine import AsyncEngine
 from g2c_serving.streams import MAX_QUEUED, Streams
 from tests.fakes import FakeLM, continuation
+from tests.small_models import random_lm
 
 SOON = 10.0
 PROMPT = [1, 2, 3, 4, 5]
@@ -587,3 +588,56 @@ print(len(loop.run_until_complete(anext(stream)).token_ids))
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+# through the engine
+
+
+def test_text_is_read_in_the_event_loop_while_the_engine_reads_it_too(monkeypatch):
+    """With stop strings both threads feed what was generated to the same parser."""
+    lm, ids = FakeLM(max_seq_len=300), [[i, 2 * i] for i in range(8)]
+    asked = params(120, stop=["a string that never comes"])
+    want = [
+        output.text for output in g.Engine(lm, g.EngineConfig(num_blocks=600)).generate(ids, asked)
+    ]
+    interval = sys.getswitchinterval()
+
+    async def read(engine, prompt) -> str:
+        async for output in engine.stream(prompt, asked):
+            text = output.text
+            assert output.finish_reason is not None or not text or want[prompt[0]].startswith(text)
+        return text
+
+    async def main(engine):
+        return await asyncio.gather(*[read(engine, prompt) for prompt in ids])
+
+    with AsyncEngine(lm, g.EngineConfig(num_blocks=600)) as engine:
+        sys.setswitchinterval(1e-6)
+        try:
+            assert run(main(engine)) == want
+        finally:
+            sys.setswitchinterval(interval)
+
+
+def test_an_async_engine_streams_and_closes_its_streams():
+    lm = random_lm()
+    (want,) = g.Engine(lm).generate([PROMPT], params(20))
+
+    async def main(engine):
+        assert (await collect(engine.stream(PROMPT, params(20))))[-1].token_ids == want.token_ids
+        async for _ in engine.stream(PROMPT, params(50)):
+            for call in (lambda: engine.step(), lambda: engine.add(PROMPT),
+                         lambda: engine.generate([PROMPT]), lambda: engine.abort(1)):  # fmt: skip
+                with pytest.raises(RuntimeError, match="streams of this engine are read"):
+                    call()
+            break
+        stream = engine.stream(PROMPT, params(50))
+        await anext(stream)
+        engine.close()
+        assert (await collect(stream))[-1].finish_reason == "abort"
+        with pytest.raises(RuntimeError, match="closed"):
+            engine.stream(PROMPT)
+
+    engine = AsyncEngine(lm)
+    run(main(engine))
+    assert engine.block_manager.num_free == engine.config.num_blocks
