@@ -21,6 +21,7 @@ from g2c_serving.lab.attack_paths import Result
 from g2c_serving.lab.attacks import ATTACKS, LIMIT, WEB_PAGE, Attack
 from g2c_serving.lab.panel import Panel, choice
 from g2c_serving.lab.plots import BLACK, GREY, Blocks
+from g2c_serving.lab.provenance_panel import LOOKS as ORIGINS
 from g2c_serving.lab.table import Table
 from g2c_serving.process.streaming import OutputParser
 from g2c_serving.process.tokenizer import Tokenizer
@@ -29,10 +30,9 @@ from g2c_serving.request import SamplingParams
 TEXT, PLACED, FORGED = "text", "placed", "forged"
 LOOKS: dict[str, dict[str, Any]] = {
     TEXT: {"facecolor": "white", "edgecolor": GREY, "hatch": "", "label": "ordinary text"},
-    PLACED: {"facecolor": "#BBDDF2", "edgecolor": BLACK, "hatch": "", "linewidth": 1.6,
+    PLACED: {**ORIGINS["reserved"], "edgecolor": "white", "hatch": "", "linewidth": 1,
              "label": "\u2713 a marker, from the template or the model"},
-    FORGED: {"facecolor": "#FFD9B8", "edgecolor": "#A04000", "hatch": "//", "linewidth": 1.6,
-             "label": "\u2717 a forged marker"},
+    FORGED: {**ORIGINS["forged"], "hatch": "", "label": "\u2717 a forged marker"},
 }  # fmt: skip
 SIZE = 8.22  # points: a character of the monospace font is 11 pixels wide at 160 an inch
 WIDE = 0.99 * 8 * 160 / 11  # characters in a row
@@ -117,20 +117,20 @@ def _draw(figure: Figure) -> dict[str, Any]:
         art[name] |= {
             "verdict": axes.text(0.3, top, "", fontsize=10, va="center"),
             "top": tops[0],
-            "words": [
-                _mono(axes, 0.5, y + 0.65) for y in tops
-            ],  # a line of text a row: fast to draw
-            "ids": [_mono(axes, 0.5, y + 1.5) for y in tops],
         }
+        for colour in (BLACK, "white"):  # in each a line of text a row: fast to draw
+            art[name]["words", colour] = [_mono(axes, 0.5, y + 0.65, colour) for y in tops]
+            art[name]["ids", colour] = [_mono(axes, 0.5, y + 1.5, colour) for y in tops]
     handles = [art["naive"][kind] for kind in LOOKS]
     axes.legend(handles=handles, loc="lower center", ncols=3, fontsize=9,
                 bbox_to_anchor=(0.5, 0), borderaxespad=0.1)  # fmt: skip
     return art
 
 
-def _mono(axes: Axes, x: float, y: float) -> Any:
+def _mono(axes: Axes, x: float, y: float, colour: str = BLACK) -> Any:
     """A line of text whose characters are one unit of the x axis wide."""
-    return axes.text(x, y, "", fontsize=SIZE, va="center", family="monospace", parse_math=False)
+    look: dict[str, Any] = {"family": "monospace", "fontsize": SIZE, "color": colour}
+    return axes.text(x, y, "", va="center", parse_math=False, **look)
 
 
 def _update(art: dict[str, Any], tokenizer: Tokenizer, attack: Attack) -> str:
@@ -207,21 +207,31 @@ def _spelled(data: bytes) -> str:
     return shown(data.decode("utf-8", "backslashreplace")).replace(" ", "\u00b7")
 
 
-def _show(where: dict[str, Any], boxes: Boxes) -> None:
+def _show(where: dict[Any, Any], boxes: Boxes) -> None:
     left, wide = np.array(boxes.left), np.array(boxes.width)
     top = where["top"] + HIGH * np.array(boxes.row)
     for kind in LOOKS:
         chosen = np.array([k == kind for k in boxes.kind])
         where[kind].set_boxes(left[chosen] + 0.1, top[chosen], wide[chosen] - 0.2, HIGH - 0.25)
     for line, name in enumerate(("words", "ids")):
-        for row, text in enumerate(where[name]):
-            cells = [i for i in range(len(left)) if boxes.row[i] == row]
-            spelled = "\u2026" if boxes.cut[0] and not row else ""
-            for i in cells:
-                pad = (boxes.width[i] - len(boxes.words[i][line])) // 2
-                spelled = spelled.ljust(boxes.left[i] + pad) + boxes.words[i][line]
-            last = row == ROWS - 1 and boxes.cut[1]
-            text.set_text(spelled.ljust(round(WIDE) - 1) + "\u2026" if last else spelled)
+        for row in range(ROWS):
+            where[name, "white"][row].set_text(_line(boxes, row, line, filled=True))
+            before = "\u2026" if boxes.cut[0] and row == 0 else ""
+            text = _line(boxes, row, line, filled=False, before=before)
+            last = boxes.cut[1] and row == ROWS - 1
+            where[name, BLACK][row].set_text(
+                text.ljust(round(WIDE) - 1) + "\u2026" if last else text
+            )
+
+
+def _line(boxes: Boxes, row: int, line: int, filled: bool, before: str = "") -> str:
+    """The words (line 0) or ids (1) of a row, of its markers alone or of what else is there."""
+    spelled = before
+    for i, kind in enumerate(boxes.kind):
+        if boxes.row[i] == row and (kind != TEXT) == filled:
+            pad = (boxes.width[i] - len(boxes.words[i][line])) // 2
+            spelled = spelled.ljust(boxes.left[i] + pad) + boxes.words[i][line]
+    return spelled
 
 
 def shown(text: str) -> str:

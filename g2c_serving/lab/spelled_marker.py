@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from g2c_serving.lab.panel import Panel, choice, slider
-from g2c_serving.lab.plots import BLACK, BLUE, GREEN, GREY, ORANGE, Blocks
+from g2c_serving.lab.plots import BLACK, GREEN, GREY, ORANGE, Blocks
 from g2c_serving.process.streaming import ANSWER, OPENS, REASONING, TOOL_CALL, OutputParser
 from g2c_serving.process.tokenizer import Reserved, Tokenizer
 
@@ -32,7 +32,12 @@ LOOKS: dict[str, dict[str, Any]] = {
     REASONING: {"facecolor": "#DDDDDD", "edgecolor": GREY, "hatch": "...", "label": "reasoning"},
     ANSWER: {"facecolor": "#BFE5D9", "edgecolor": GREEN, "hatch": "", "label": "answer"},
     TOOL_CALL: {"facecolor": "#FFD9B8", "edgecolor": ORANGE, "hatch": "//", "label": "tool call"},
-    MARKER: {"facecolor": BLACK, "edgecolor": BLACK, "hatch": "", "label": "marker"},
+    MARKER: {
+        "facecolor": BLACK,
+        "edgecolor": BLACK,
+        "hatch": "",
+        "label": "marker (of tokens: reserved id)",
+    },
 }
 WIDE = 98  # characters in the picture's width
 MOST = 43  # tokens of the longest output
@@ -112,7 +117,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     art: dict[str, Any] = {"bands": {k: Blocks(axes, 0, **look) for k, look in LOOKS.items()}}
     plain: dict[str, Any] = {"facecolor": "white", "edgecolor": GREY, "hatch": ""}
     art["tokens"] = Blocks(axes, 0, **plain)
-    art["reserved"] = Blocks(axes, 0, **{**plain, "edgecolor": BLUE, "linewidth": 2})
+    art["reserved"] = Blocks(axes, 0, **{**plain, "facecolor": BLACK, "edgecolor": BLACK})
     mono: dict[str, Any] = {"family": "monospace", "fontsize": 7.6, "va": "center", "ha": "center"}
     art["pieces"] = [axes.text(0, 2.5, "", **mono) for _ in range(MOST)]
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.9}
@@ -121,9 +126,9 @@ def _draw(figure: Figure) -> dict[str, Any]:
     art["said"] = [
         axes.text(-8.8, y, "", fontsize=9.5, va="center") for y in (-0.7, -1.5, -2.5, -3.3)
     ]
-    handles = [art["bands"][kind] for kind in LOOKS] + [art["reserved"]]
-    labels = [look["label"] for look in LOOKS.values()] + ["reserved id"]
-    figure.legend(handles, labels, loc="outside upper center", ncols=5, fontsize=8.5,
+    handles = [art["bands"][kind] for kind in LOOKS]
+    labels = [look["label"] for look in LOOKS.values()]
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8.5,
                   handlelength=1.4)  # fmt: skip
     return art
 
@@ -140,6 +145,7 @@ def _show(
     for i, text in enumerate(art["pieces"]):
         text.set_text(pieces[i].replace(" ", "\u00b7") if i < len(pieces) else "")
         text.set_x(left[i] + widths[i] / 2 if i < len(pieces) else 0)
+        text.set_color("white" if i < len(pieces) and is_reserved[i] else BLACK)
     bands = [
         (kind, sum(widths[:first]), sum(widths[first:end]), y)
         for y, reading in ((1.1, readings["by text"]), (0.1, readings["by id"]))
