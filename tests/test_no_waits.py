@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from grammars import END, calm
@@ -14,6 +15,7 @@ from small_models import random_lm
 
 import g2c_serving as g
 from g2c_serving.forward.model import Block
+from g2c_serving.on_device import on_device
 from g2c_serving.sample import sampler
 from g2c_serving.sample.ledger import Ledger
 
@@ -148,3 +150,13 @@ def test_a_wait_in_a_launch_ends_its_requests_and_names_the_line(
         assert part in out.message
     (out,) = e.generate([[1, 2, 3]], g.SamplingParams(max_tokens=4, ignore_eos=True))
     assert len(out.token_ids) == 4
+
+
+def test_numbers_are_sent_as_they_are():
+    """An array's memory is the tensor's on a CPU; lists are int64, empty ones too."""
+    array = np.array([0.5, 2.0])
+    sent = on_device(array, "cpu")
+    array[0] = 7
+    assert sent.tolist() == [7, 2] and sent.dtype == torch.float64
+    assert on_device([], "cpu").dtype == on_device([(1, 2)], "cpu").dtype == torch.int64
+    assert on_device(torch.ones(2), "meta").device.type == "meta"
