@@ -376,14 +376,13 @@ def test_a_fault_ends_its_own_request_and_says_which(token, value, said, options
     (alone,) = fakes.engine().generate([[4]], other)
     lm = fakes.FakeLM()
     lm.model.broken = {200}  # the rows to spoil
-    forward = lm.model.forward
+    forward, spoils = lm.model.forward, torch.zeros(lm.vocab_size, dtype=torch.bool)
+    spoils[token] = True
 
     def spoilt(batch, cache):
         logits = forward(batch, cache)
-        (rows,) = logits.isnan().any(-1).nonzero(as_tuple=True)
-        logits[rows] = 1.0
-        logits[rows, token] = value
-        return logits
+        rows = logits.isnan().any(-1, keepdim=True)  # (M, 1)
+        return logits.masked_fill(rows, 1.0).masked_fill(rows & spoils, value)
 
     lm.model.forward = spoilt
     *bad, good = fakes.engine(lm).generate([[3, 200], [4]], [g.SamplingParams(**options), other])
