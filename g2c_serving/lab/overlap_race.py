@@ -33,9 +33,10 @@ from g2c_serving.switch_interval import SECONDS
 
 REQUESTS, TOKENS = 16, 400  # of a step; that nobody gets to the end of
 TURNS, STEPS, WARM = 3, 8, 6
-LONGEST_S = 1.0  # of a turn, on a machine that is busy otherwise
+LONGEST_S = 0.5  # of a turn, on a machine that is busy otherwise
 INTERVAL_MS = 1e3 * SECONDS  # the switch interval that an AsyncEngine sets
 SHARE = 0.8
+PROBE = 50_000  # rounds of python_work, to see how long they take
 PROMPT = "Once upon a time there was a"
 PLAIN, OVERLAPPED, ALL_CORES = "one after the other", "overlapped", "all cores for the forward"
 CONFIG = EngineConfig(forbid_sync=False)
@@ -52,20 +53,11 @@ def cores() -> int:
 
 
 def python_work(rounds: int) -> int:
-    total = 0
-    for i in range(rounds):
-        total += i * i % 7
-    return total
-
-
-def rounds_per_ms() -> float:
-    """How much of it fits into a ms while nobody else wants the interpreter."""
-    best = 1e9
-    for _ in range(5):
-        start = time.perf_counter()
-        python_work(20_000)
-        best = min(best, time.perf_counter() - start)
-    return 20_000 / (1e3 * best)
+    """Small numbers, so that each round takes as long as any other."""
+    number = 1
+    for _ in range(rounds):
+        number = (number * 5 + 1) % 1009
+    return number
 
 
 # ---- one way to run the steps ----
@@ -82,6 +74,7 @@ class Contestant:
         self.engine, self.threads = engine, threads
         self.rounds, self.interval_ms = 0, INTERVAL_MS
         self.turns: list[float] = []
+        self.work_ms: list[float] = []  # of each step
         self.lanes: list[Lanes] = []
         for seed in range(REQUESTS):
             engine.add(PROMPT, SamplingParams(TOKENS, seed=seed, ignore_eos=True))
@@ -109,7 +102,9 @@ class Contestant:
         self.engine.step()
         if isinstance(self.engine, AsyncEngine):
             sys.setswitchinterval(1e-3 * self.interval_ms)
+        start = time.perf_counter()
         python_work(self.rounds)
+        self.work_ms.append(1e3 * (time.perf_counter() - start))
 
     def _read(self, first: int, taken: int) -> Lanes:
         """From step `first` on."""
@@ -140,11 +135,12 @@ def contestants(lm: LanguageModel, share: float, rival: bool = True) -> Iterator
             if rival:
                 ways.append(Contestant(Engine(lm, CONFIG), threads=cores()))
             for one in ways:
+                one.rounds = PROBE
                 one.turn(WARM)
-            rounds = round(share * ways[0].lanes[0].device_ms * rounds_per_ms())
+            per_ms = PROBE / median(ways[0].work_ms)  # of the plain loop: nobody else computes
+            rounds = round(share * ways[0].lanes[0].device_ms * per_ms)
             for one in ways:
-                one.rounds = rounds
-                one.turns, one.lanes = [], []
+                one.rounds, one.turns, one.lanes = rounds, [], []
             yield ways
     finally:
         sys.setswitchinterval(before)
