@@ -185,9 +185,7 @@ class Streams:
     def check(self) -> None:
         """For who calls the engine directly: RuntimeError while streams are read. Those that were
         left are waited for."""
-        if self._thread is threading.current_thread():
-            return
-        while self._live or self._is_busy:
+        while (self._live or self._is_busy) and self._is_elsewhere():
             num_read = sum(not channel.is_left for channel in list(self._live))
             if num_read:
                 raise RuntimeError(
@@ -210,11 +208,11 @@ class Streams:
         with self._lock:
             if self._is_closed:
                 raise RuntimeError(CLOSED)
-            self._live[channel] = None
-            self._inbox.put(channel)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="driver", daemon=True)
                 self._thread.start()
+            self._live[channel] = None
+            self._inbox.put(channel)
 
     def leave(self, channel: Channel) -> None:
         """Nobody reads it any more. Takes no lock: a garbage collection may call it anywhere."""
@@ -229,6 +227,7 @@ class Streams:
                 self._inbox.put(None)
 
     def _is_elsewhere(self) -> bool:
+        """Whether the driver runs, and this is another thread."""
         thread = self._thread
         return thread is not None and thread.is_alive() and thread is not threading.current_thread()
 

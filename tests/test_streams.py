@@ -594,29 +594,32 @@ print(len(loop.run_until_complete(anext(stream)).token_ids))
 
 
 def test_text_is_read_in_the_event_loop_while_the_engine_reads_it_too(monkeypatch):
-    """With stop strings both threads feed what was generated to the same parser."""
-    lm, ids = FakeLM(max_seq_len=300), [[i, 2 * i] for i in range(8)]
-    asked = params(120, stop=["a string that never comes"])
-    want = [
-        output.text for output in g.Engine(lm, g.EngineConfig(num_blocks=600)).generate(ids, asked)
-    ]
-    interval = sys.getswitchinterval()
+    """With stop strings both threads feed what was generated to the same parser; here each lets
+    the other in between two tokens."""
+    feed = g.OutputParser.feed
+
+    def slow_feed(parser, token_id):
+        time.sleep(2e-4)
+        return feed(parser, token_id)
+
+    asked = params(40, stop=["a string that never comes"])
+    ids, config = [[i, 2 * i] for i in range(6)], g.EngineConfig(num_blocks=100)
+    want = [output.text for output in g.Engine(FakeLM(), config).generate(ids, asked)]
+    monkeypatch.setattr(g.OutputParser, "feed", slow_feed)
 
     async def read(engine, prompt) -> str:
         async for output in engine.stream(prompt, asked):
-            text = output.text
-            assert output.finish_reason is not None or not text or want[prompt[0]].startswith(text)
+            until = time.monotonic() + 0.003  # so that it meets the next step
+            while time.monotonic() < until:
+                text = output.text
+            assert want[prompt[0]].startswith(text)
         return text
 
     async def main(engine):
         return await asyncio.gather(*[read(engine, prompt) for prompt in ids])
 
-    with AsyncEngine(lm, g.EngineConfig(num_blocks=600)) as engine:
-        sys.setswitchinterval(1e-6)
-        try:
-            assert run(main(engine)) == want
-        finally:
-            sys.setswitchinterval(interval)
+    with AsyncEngine(FakeLM(), config) as engine:
+        assert run(main(engine)) == want
 
 
 def test_an_async_engine_streams_and_closes_its_streams():
