@@ -34,6 +34,7 @@ SCROLL_TO_PANEL = """() => {
     return notebook.scrollToItem(place, "start");
 }"""
 PICTURE = ".jp-OutputArea-output .widget-html img, .jp-OutputArea-output .jupyter-widgets img"
+STATUS = ".jp-OutputArea-output [role=status]"
 LIMIT_S = 1.5
 
 
@@ -143,7 +144,10 @@ def test_a_typed_number_moves_the_slider_and_the_picture(page):
 
 def test_there_is_one_picture_and_its_words_stand_above_it(page):
     assert page.locator(PICTURE).count() == 1
-    status = page.locator(".jp-OutputArea-output [role=status]").first
+    script = "([one, other]) => document.querySelector(one).innerText === "
+    script += "document.querySelector(other).alt"
+    page.wait_for_function(script, arg=[STATUS, PICTURE], timeout=5000)  # they come one by one
+    status = page.locator(STATUS).first
     assert status.inner_text() == sentence(page)
     assert status.bounding_box()["y"] < page.locator(PICTURE).bounding_box()["y"]
 
