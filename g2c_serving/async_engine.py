@@ -38,12 +38,12 @@ from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.history import CPU, DEVICE
 from g2c_serving.intake import AnyPrompt
 from g2c_serving.interrupts import deferred_interrupt
-from g2c_serving.loop import Step
+from g2c_serving.launches import Step
 from g2c_serving.page_calls import PageCalls
 from g2c_serving.request import Request, RequestOutput, SamplingParams
 from g2c_serving.sample.grammar import GrammarState
 from g2c_serving.sampling import Sampled
-from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.schedule.scheduled import Scheduled
 from g2c_serving.speculating import Round
 from g2c_serving.streams import Stream, Streams
 from g2c_serving.switch_interval import switch_interval

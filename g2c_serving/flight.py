@@ -18,12 +18,12 @@ from queue import SimpleQueue
 import torch
 
 from g2c_serving.forward.batch import ForwardBatch
-from g2c_serving.loop import Step
+from g2c_serving.launches import Step
 from g2c_serving.on_device import on_device
 from g2c_serving.page_calls import Calls
 from g2c_serving.sample.grammar import GrammarState
 from g2c_serving.sampling import Draws, Sampled
-from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.schedule.scheduled import Scheduled
 
 States = dict[int, GrammarState | None]  # by sequence id
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from g2c_serving.schedule.cost_model import StepShape
-from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.schedule.scheduled import Scheduled
 
 HISTORY_STEPS = 4096  # the newest step records that an engine keeps
 CPU, DEVICE = "CPU", "device"

@@ -10,57 +10,32 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
-
-import torch
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.forbid_sync import forbid_sync
-from g2c_serving.forward.batch import ForwardBatch, build_batch
 from g2c_serving.forward.checkpoints import LanguageModel
-from g2c_serving.history import CPU, DEVICE, HISTORY_STEPS, EngineStats, Event, StepRecord, rows_of
+from g2c_serving.history import CPU, HISTORY_STEPS, EngineStats, Event, StepRecord, rows_of
 from g2c_serving.interrupts import deferred_interrupt
+from g2c_serving.launches import Launches, Step
 from g2c_serving.parts import make_model, make_prefix_cache, make_speculator
 from g2c_serving.request import EXPECTED, FINISHED, Request, RequestOutput
-from g2c_serving.sample.grammar import GrammarState
 from g2c_serving.sample.grammar_compiler import GrammarCompiler
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.logprobs import TokenLogprobs
 from g2c_serving.sample.sampler import FAULTS
-from g2c_serving.sampling import Draws, Sampled, next_tokens
 from g2c_serving.schedule.block_manager import BlockManager
-from g2c_serving.schedule.scheduler import Scheduled, Scheduler
-from g2c_serving.speculating import Round, StepBudget
+from g2c_serving.schedule.scheduled import Scheduled
+from g2c_serving.schedule.scheduler import Scheduler
+from g2c_serving.speculating import StepBudget
 from g2c_serving.waiting_room import WaitingRoom
 
 logger = logging.getLogger(__name__)
 
-OFF: AbstractContextManager = nullcontext()  # no guard
-PENDING = 2**62  # stands where a token is yet to come; no embedding has so many rows
 
-
-@dataclass
-class Step:
-    """A step on its way through the phases.
-
-    tables       block ids of each request's tokens, by sequence id
-    budget       of drafts
-    """
-
-    number: int
-    scheduled: list[Scheduled]
-    tables: Mapping[int, Sequence[int]]
-    record: StepRecord
-    budget: StepBudget | None = None
-    drafted: Round | None = None
-    sampled: Sampled = field(default_factory=dict)
-    error: str | None = None
-
-
-class Loop:
+class Loop(Launches):
     """The parts of an engine, and the step that they take together."""
 
     def __init__(self, lm: LanguageModel, config: EngineConfig | None = None) -> None:
@@ -91,10 +66,9 @@ class Loop:
         self.compiler = GrammarCompiler(*vocabulary, origin=self._made)
         self.waiting_room = WaitingRoom(self.compiler)
         self.events: deque[Event] = deque(maxlen=8 * HISTORY_STEPS)
-        self.guards: dict[str, AbstractContextManager] = {
-            phase: forbid_sync(phase, self.config.device)
-            if self.config.forbid_sync
-            else nullcontext()
+        guarded = self.config.forbid_sync
+        self.guards = {
+            phase: forbid_sync(phase, self.config.device) if guarded else nullcontext()
             for phase in ("forward", "sample")
         }
 
@@ -124,26 +98,6 @@ class Loop:
         self._next_step += 1
         return step
 
-    def _compute(self, step: Step) -> None:
-        """What the device does of a step: forward and sample."""
-        try:
-            if self.speculator is not None:
-                with self._phase(DEVICE, "draft", step):
-                    self._draft(step)
-            with self._phase(DEVICE, "forward", step):
-                logits = self._forward(self._batch(step))
-            with self._phase(DEVICE, "sample", step):
-                step.sampled = self._sample(step.scheduled, logits, step.drafted)
-        except Exception as err:
-            self._note_failure(step, err)
-
-    @staticmethod
-    def _note_failure(step: Step, err: Exception) -> None:
-        """It belongs to no row in particular: all rows of the step end."""
-        count = len(step.scheduled)
-        logger.error("a step failed; its %d requests end with an error", count, exc_info=err)
-        step.error = f"{type(err).__name__} in the step: {err}"
-
     @staticmethod
     def _depart(scheduled: Sequence[Scheduled]) -> None:
         """From here on what a step computes counts as computed, and as on its way."""
@@ -166,21 +120,6 @@ class Loop:
         if self.speculator is not None and step.error is None:
             self.speculator.budget.record(record)
 
-    @contextmanager
-    def _phase(self, lane: str, name: str, step: Step) -> Iterator[None]:
-        """Note when a phase of a step began and ended."""
-        start = self._now()
-        try:
-            yield
-        finally:
-            event = Event(lane, name, step.number, start, self._now())
-            self.events.append(event)
-            step.record.note(event)
-
-    def _now(self) -> float:
-        """ms since the engine was made."""
-        return 1e3 * (time.perf_counter() - self._made)
-
     # the four phases
 
     def _schedule(self) -> list[Scheduled]:
@@ -194,73 +133,6 @@ class Loop:
         self.prefix_cache.load(self.page_work)
         scheduled.sort(key=lambda s: (s.num_tokens, s.num_computed))
         return scheduled if self.speculator is None else self.speculator.mirror(scheduled)
-
-    def _batch(self, step: Step) -> ForwardBatch | None:
-        """The flat batch of a step, with the drafts that are checked; None without any row. A token
-        that is still on its way has a stand-in."""
-        scheduled = step.scheduled
-        if not scheduled:
-            return None
-        chunks = []
-        for s in scheduled:
-            known = s.request.token_ids[s.num_computed : s.num_computed + s.num_tokens]
-            known += [PENDING] * (s.num_tokens - len(known))
-            chunks.append((known + [PENDING] * s.num_verified, s.num_computed))
-        tables = [step.tables[s.request.sequence_id] for s in scheduled]
-        wanted = [i for i, s in enumerate(scheduled) if s.samples]
-        window: dict[str, list[int]] = {}
-        if self.prefix_cache.window:
-            window["window_start"] = [s.request.window_start for s in scheduled]
-            window["first_new"] = [max(s.num_computed, s.request.replay_until) for s in scheduled]
-        block_size, device = self.config.block_size, self.config.device
-        each = [1 + scheduled[i].num_verified for i in wanted]
-        batch = build_batch(chunks, tables, block_size, wanted, device, logits_each=each, **window)
-        if step.drafted is None or self.speculator is None:
-            return batch
-        return self.speculator.fill(batch, scheduled, step.drafted)
-
-    def _draft(self, step: Step) -> None:
-        """With speculation: the drafter's part of the forward phase, and which of its drafts the
-        target is to check."""
-        if self.speculator is None or step.budget is None or not step.scheduled:
-            return
-        tables = [step.tables[s.request.sequence_id] for s in step.scheduled]
-        step.scheduled, step.drafted = self.speculator.draft(
-            step.scheduled, tables, step.budget, self._grammars
-        )
-        step.scheduled.sort(key=lambda s: (s.num_tokens + s.num_verified, s.num_computed))
-
-    def _forward(self, batch: ForwardBatch | None) -> torch.Tensor | None:
-        """Logits (M, V) of the requests that sample in this step: a row for each, and one for each
-        draft that is checked."""
-        if batch is None:
-            return None
-        with self.guards["forward"]:
-            return self.model.forward(batch, self.cache)
-
-    def _sample(
-        self,
-        scheduled: list[Scheduled],
-        logits: torch.Tensor | None,
-        drafted: Round | None = None,
-    ) -> Sampled:
-        """The next tokens of each request that samples in this step."""
-        return self._draw(scheduled, logits, drafted).read()
-
-    def _draw(
-        self, scheduled: list[Scheduled], logits: torch.Tensor | None, drafted: Round | None = None
-    ) -> Draws:
-        """The same, not read yet: they are on the device."""
-        if logits is None:
-            return Draws([])
-        with self.guards["sample"]:
-            return next_tokens(
-                scheduled, logits, self._grammars, self.speculator, drafted, self.ledger
-            )
-
-    def _grammars(self, requests: Sequence[Request]) -> list[GrammarState | None]:
-        """How far each request is in its grammar."""
-        return [request.grammar for request in requests]
 
     def _process(self, step: Step) -> None:
         """Append tokens, check what ends, report all that moved."""

@@ -19,7 +19,7 @@ from g2c_serving.sample.grammar import as_mask, bitmask
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.logprobs import AskedLogprobs, TokenLogprobs, asked_logprobs
 from g2c_serving.sample.sampler import batch_of, sample
-from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.schedule.scheduled import Scheduled
 from g2c_serving.speculating import Grammars, Round, Speculator
 
 MAX_SAMPLED_ROWS = 1024  # at a time: each takes a few times the vocabulary's size in memory
@@ -94,11 +94,10 @@ def next_tokens(
         if not s.num_drafts
         for request in s.request.family
     ]
-    late = [pair for pair in ordinary if pair[1].num_pending and pair[1].params.grammar]
-    if late:
-        ordinary = [pair for pair in ordinary if pair not in late]
+    early = [pair for pair in ordinary if not _is_late(pair[1])]
+    late = [pair for pair in ordinary if _is_late(pair[1])]
     pieces = []
-    for some in (*_pieces(ordinary, MAX_SAMPLED_ROWS), *_pieces(late, MAX_SAMPLED_ROWS)):
+    for some in (*_pieces(early, MAX_SAMPLED_ROWS), *_pieces(late, MAX_SAMPLED_ROWS)):
         requests, rows = [request for _, request in some], [row for row, _ in some]
         pieces.append(_draw(requests, _take(logits, rows), grammars, ledger))
     drafted = [(row, s) for row, s in zip(first, sampling, strict=False) if s.num_drafts]
@@ -109,6 +108,10 @@ def next_tokens(
             some_scheduled = [s for _, s in group]
             pieces.append(_verify(some_scheduled, _take(logits, rows), speculator, one, ledger))
     return Draws(pieces)
+
+
+def _is_late(request: Request) -> bool:
+    return request.num_pending > 0 and request.params.grammar is not None
 
 
 def _draw(

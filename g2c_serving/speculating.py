@@ -33,7 +33,7 @@ from g2c_serving.sample.sampler import batch_of
 from g2c_serving.sample.speculation import Drafts, Rows, Verdict, verify
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.draft_rows import BudgetedDrafts, DraftRows, FixedDrafts
-from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.schedule.scheduled import Scheduled
 
 # Of requests, how far each is in its grammar.
 Grammars = Callable[[Sequence[Request]], Sequence[GrammarState | None]]

@@ -610,7 +610,7 @@ def test_an_error_under_a_budget_is_no_measurement(spec, where, monkeypatch):
     checked_step(e)
     owner = {"drafter": e.speculator.drafter.model, "target": e.model, "verify": g.sampling}[where]
     name = "next_tokens" if where == "verify" else "forward"
-    owner = g.loop if where == "verify" else owner
+    owner = g.launches if where == "verify" else owner
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, raising(RuntimeError("no more memory"), getattr(owner, name)))
         if spec:  # drafts for sure

@@ -24,7 +24,7 @@ from g2c_serving.request import RequestOutput, SamplingParams
 from g2c_serving.sample.logprobs import token_logprobs
 from g2c_serving.sample.sampler import SamplingBatch, sample
 from g2c_serving.sampling import Sampled
-from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.schedule.scheduled import Scheduled
 from g2c_serving.speculating import Round
 
 PROMPTS, TOKENS, TOP = 64, 6, 5

@@ -23,7 +23,7 @@ from g2c_serving.request import SamplingParams
 from g2c_serving.sample import rng
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sampling import Sampled
-from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.schedule.scheduled import Scheduled
 from g2c_serving.speculating import Round
 
 BLOCK = 8  # tokens: small, so that a small pool overflows soon

@@ -21,7 +21,7 @@ from g2c_serving.request import SamplingParams
 from g2c_serving.sample import rng
 from g2c_serving.sample.sampler import batch_of, below, integer_weights
 from g2c_serving.sampling import Sampled
-from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.schedule.scheduled import Scheduled
 from g2c_serving.speculating import Round
 
 OPENING = "Once upon a time"

@@ -22,7 +22,7 @@ from g2c_serving.lab.contestants import made_up_prompts
 from g2c_serving.lab.dense import DenseModel, PlainLinear
 from g2c_serving.request import RequestOutput, SamplingParams
 from g2c_serving.sampling import Sampled
-from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.schedule.scheduled import Scheduled
 from g2c_serving.speculating import Round
 
 KINDS = {  # a part of an operator's name: what it is for

@@ -18,10 +18,10 @@ import numpy as np
 
 from g2c_serving.engine import Engine
 from g2c_serving.history import StepRecord
-from g2c_serving.loop import Step
+from g2c_serving.launches import Step
 from g2c_serving.request import SamplingParams
 from g2c_serving.sampling import Sampled
-from g2c_serving.schedule.scheduler import Scheduled
+from g2c_serving.schedule.scheduled import Scheduled
 from g2c_serving.speculating import Round
 
 ASCII = range(32, 127)  # the ids that made-up prompts are drawn from
