@@ -30,7 +30,7 @@ from g2c_serving.lab.overlap_gap import Own, gap_panel, own_step
 from g2c_serving.lab.overlap_race import ALL_CORES, OVERLAPPED, PLAIN, Race
 from g2c_serving.lab.real_lanes import Lanes, overlapped_lanes, plain_lanes
 from g2c_serving.lab.switch_intervals import AtInterval
-from g2c_serving.loop import PENDING
+from g2c_serving.launches import PENDING
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from g2c_serving.lab.mask_price import ENDLESS
 from g2c_serving.lab.plots import Picture, new_figure, picture, source_note, style
 from g2c_serving.lab.real_lanes import Lanes, overlapped_lanes
 from g2c_serving.lab.two_lanes import TwoLanes
-from g2c_serving.loop import Step
+from g2c_serving.launches import Step
 from g2c_serving.request import SamplingParams
 from g2c_serving.sample.grammar import Grammar
 

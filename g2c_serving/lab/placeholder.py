@@ -14,7 +14,7 @@ from g2c_serving.async_engine import AsyncEngine
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.lab.table import Table
-from g2c_serving.loop import PENDING, Loop, Step
+from g2c_serving.launches import PENDING, Launches, Step
 from g2c_serving.request import SamplingParams
 
 PROMPT, TOKENS = "Once upon a time", 7
@@ -24,7 +24,7 @@ class Watched(AsyncEngine):
     """Notes the ids of each batch: as it is laid out, and as the model gets it."""
 
     def _batch(self, step: Step) -> ForwardBatch | None:
-        self.laid_out = [*getattr(self, "laid_out", []), Loop._batch(self, step)]
+        self.laid_out = [*getattr(self, "laid_out", []), Launches._batch(self, step)]
         return super()._batch(step)
 
     def _forward(self, batch: ForwardBatch | None) -> torch.Tensor | None:
