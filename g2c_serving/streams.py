@@ -273,8 +273,6 @@ class Streams:
             return False
         if channel.request_id is not None:
             self._abort(engine, channel)
-        elif channel.is_left:
-            self._end(channel)
         elif is_foreign:
             self._end(channel, RuntimeError(FOREIGN))
         else:
