@@ -70,10 +70,12 @@ class Launches:
         """What the device does of a step: forward and sample."""
         try:
             if self.speculator is not None:
-                with self._phase(DEVICE, "draft", step):
+                with self._phase(DEVICE, "draft", step), self.guards["draft"]:
                     self._draft(step)
             with self._phase(DEVICE, "forward", step):
-                logits = self._forward(self._batch(step))
+                with self.guards["batch"]:
+                    batch = self._batch(step)
+                logits = self._forward(batch)
             with self._phase(DEVICE, "sample", step):
                 step.sampled = self._sample(step.scheduled, logits, step.drafted)
         except Exception as err:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from g2c_serving.config import EngineConfig
+from g2c_serving.config import ALWAYS_FORBID_SYNC, EngineConfig
 from g2c_serving.forbid_sync import forbid_sync
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.history import CPU, HISTORY_STEPS, EngineStats, Event, StepRecord, rows_of
@@ -66,10 +66,12 @@ class Loop(Launches):
         self.compiler = GrammarCompiler(*vocabulary, origin=self._made)
         self.waiting_room = WaitingRoom(self.compiler)
         self.events: deque[Event] = deque(maxlen=8 * HISTORY_STEPS)
-        guarded = self.config.forbid_sync
+        every = 1 if ALWAYS_FORBID_SYNC else 8
         self.guards = {
-            phase: forbid_sync(phase, self.config.device) if guarded else nullcontext()
-            for phase in ("forward", "sample")
+            phase: forbid_sync(phase, self.config.device, every)
+            if self.config.forbid_sync
+            else nullcontext()
+            for phase in ("draft", "batch", "forward", "sample")
         }
 
     def _step(self) -> None:
