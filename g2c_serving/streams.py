@@ -7,8 +7,7 @@ inbox and is done between two steps: the engine needs no lock, and no event loop
     event loop    stream -> inbox                         channel -> consumer
     driver                  inbox -> add, abort; step() -> channel
 
-A consumer that is slow or gone holds up nobody: outputs are cumulative, so its channel keeps the
-newest `MAX_QUEUED` of a running request, and every final one. Left out: one server for several
+A consumer that is slow or gone holds up nobody, see `channel.py`. Left out: a server for several
 processes, which vLLM puts here.
 """
 
@@ -19,13 +18,13 @@ import atexit
 import threading
 import time
 import weakref
-from collections import deque
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from g2c_serving.channel import Channel
 from g2c_serving.device_worker import BLINK, MAX_EXIT_SECONDS, use_threads
 from g2c_serving.intake import AnyPrompt
 from g2c_serving.request import RequestOutput, SamplingParams
@@ -38,76 +37,6 @@ FOREIGN = (
     "the engine has unfinished requests that were added without a stream: call step() until "
     "has_unfinished is False, or abort them, before you stream"
 )
-MAX_QUEUED = 16  # outputs of a running request that wait for its consumer
-
-
-class Channel:
-    """The way of one request's outputs, from the driver to the event loop that reads them."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, request: tuple[Any, ...]) -> None:
-        self.loop, self.request = loop, request
-        params = request[1]
-        self.num_missing = 1 if params is None else getattr(params, "n", 1)  # final outputs
-        self.request_id: int | None = None
-        self.is_left = False  # nobody reads it any more
-        self._lock = threading.Lock()
-        self._queued: deque[RequestOutput] = deque()
-        self._error: BaseException | None = None
-        self._is_over = self._is_waking = False
-        self._reader: asyncio.Future[None] | None = None
-
-    # in the driver
-
-    def put(self, output: RequestOutput) -> bool:
-        """Whether the event loop is still there."""
-        with self._lock:
-            self._queued.append(output)
-            running = [o for o in self._queued if o.finish_reason is None]
-            if len(running) > MAX_QUEUED:
-                self._queued.remove(running[0])
-        return self._wake_up()
-
-    def end(self, error: BaseException | None = None) -> None:
-        with self._lock:
-            self._is_over, self._error = True, error
-        self._wake_up()
-
-    def _wake_up(self) -> bool:
-        with self._lock:
-            is_on_its_way, self._is_waking = self._is_waking, True
-        if not is_on_its_way:
-            with suppress(RuntimeError):  # the loop is closed
-                self.loop.call_soon_threadsafe(self._wake)
-        return not self.loop.is_closed()
-
-    # in the event loop
-
-    def _wake(self) -> None:
-        with self._lock:
-            self._is_waking, reader = False, self._reader
-        if reader is not None and not reader.done():
-            reader.set_result(None)
-
-    async def next(self) -> RequestOutput:
-        while True:
-            with self._lock:
-                if self._queued:
-                    return self._queued.popleft()
-                if self._error is not None:
-                    error, self._error = self._error, None
-                    try:
-                        raise error
-                    finally:
-                        del error  # its traceback holds this frame
-                if self._is_over:
-                    raise StopAsyncIteration
-                if self._reader is not None:
-                    raise RuntimeError("this stream is already being read: give each task its own")
-                self._reader = self.loop.create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
 
 
 class Stream:

@@ -16,7 +16,8 @@ import torch
 
 import g2c_serving as g
 from g2c_serving.async_engine import AsyncEngine
-from g2c_serving.streams import MAX_QUEUED, Streams
+from g2c_serving.channel import MAX_QUEUED
+from g2c_serving.streams import Streams
 from tests.fakes import FakeLM, continuation
 from tests.small_models import random_lm
 
@@ -277,9 +278,9 @@ WAYS = [
 @pytest.mark.parametrize("leave", WAYS)
 def test_who_leaves_frees_its_blocks_and_others_go_on(served, leave):
     async def main():
-        other = asyncio.create_task(collect(served.stream([8, 8], params(100))))
+        other = asyncio.create_task(collect(served.stream([8, 8], params(40))))
         await leave(served)
-        assert (await other)[-1].token_ids == continuation([8, 8], 100)
+        assert (await other)[-1].token_ids == continuation([8, 8], 40)
 
     run(main())
     served.assert_idle_and_free()
@@ -357,12 +358,12 @@ def test_an_event_loop_that_is_closed_takes_nobody_with_it(served):
     loop.run_until_complete(anext(stream))
 
     async def main():
-        other = asyncio.create_task(collect(served.stream([8, 8], params(100))))
+        other = asyncio.create_task(collect(served.stream([8, 8], params(40))))
         await served.stepping()
         loop.close()
         return await other
 
-    assert run(main())[-1].token_ids == continuation([8, 8], 100)
+    assert run(main())[-1].token_ids == continuation([8, 8], 40)
     assert len(served.engine.history) < 1900
     deadline = time.monotonic() + SOON
     while served.streams._live and time.monotonic() < deadline:
@@ -557,12 +558,13 @@ def test_a_stream_keeps_its_engine_while_it_is_read():
     run(main())
 
 
-def test_it_computes_with_as_many_threads_as_the_engines_maker_had(monkeypatch):
+@pytest.mark.parametrize("kind", [g.Engine, AsyncEngine])
+def test_it_computes_with_as_many_threads_as_the_engines_maker_had(kind):
     former = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        served, seen = Served(), []
-        torch.set_num_threads(1)
+        served, seen = Served(kind), []
+        torch.set_num_threads(1)  # torch alone would take this one
         served.lm.model.on_forward = lambda batch: seen.append(torch.get_num_threads())
         run(collect(served.stream(PROMPT, params(2))))
         assert set(seen) == {3}
