@@ -247,19 +247,17 @@ def test_the_switch_intervals_in_words(monkeypatch):
 # ---- one step late ----
 
 
-@pytest.mark.parametrize("way, late", [(STOP, [8]), (FULL, []), (ABORT, [8])])
-def test_what_is_late(tiny, way, late):
+@pytest.mark.parametrize("way, last, late", [(STOP, 7, [8]), (FULL, 7, []), (ABORT, 6, [7])])
+def test_what_is_late(tiny, way, last, late):
     """The second request's eighth token, of step 7, is its last. Step 8 is planned before that is
-    there; but how many tokens there are is known."""
+    there; but how many tokens there are is known. The abort comes one step sooner."""
     found = late_token.walk(tiny, way)
     rows = [step for step, rows in enumerate(found.rows) if late_token.SECOND in rows]
-    assert found.ended == 7 and rows == [*range(8), *late]
-    assert (1, 8) not in found.tokens
-    cells = {planned: found.cell(1, 8, planned) for planned in range(7, 12)}
-    if late:
-        assert [cells[n][0] for n in range(8, 12)] == [PLANNED, *[late_token.THROWN] * 3]
-    else:
-        assert set(cells.values()) == {None}
+    assert found.ended == last and rows == [*range(last + 1), *late]
+    assert (1, last + 1) not in found.tokens
+    cells = [found.cell(1, last + 1, planned) for planned in range(last, last + 5)]
+    kinds = [cell and cell[0] for cell in cells]
+    assert kinds == ([None, PLANNED, *[late_token.THROWN] * 3] if late else [None] * 5)
     assert found.cell(0, 8, 9) == (late_token.RUNS, "?")
     assert found.cell(0, 8, 10)[0] == late_token.KNOWN and found.cell(0, 8, 7) is None
 
@@ -304,11 +302,23 @@ def test_under_a_grammar_a_step_is_sampled_when_the_one_before_is_processed(tiny
 
 
 def test_the_guard_s_price_is_told_against_an_engine_without(tiny):
-    prices = guard_price.measure(tiny, batch=2, steps=3)
-    assert [p.name for p in prices] == list(guard_price.WAYS)
-    assert prices[0].against_first == 1 and all(p.step_ms > 0 for p in prices)
-    rows = guard_price.table([*prices[:1], guard_price.GuardPrice("on", 2, 10.3, 1.031)]).rows
-    assert rows[0][3] == "" and rows[1] == ("on", "2", "10.30 ms", "+3.1%")
+    found = guard_price.measure(tiny, batch=2, groups=1)
+    assert [p.name for p in found] == [
+        guard_price.OFF,
+        guard_price.AGAIN,
+        guard_price.ON,
+        guard_price.ALL,
+    ]
+    assert found[0].against_first == 1 and all(p.step_ms > 0 for p in found)
+
+
+def test_a_look_at_one_step_in_eight_counts():
+    """Seven steps of 10 ms and one of 18 are 88 against 80, though the median step is as long."""
+    times = {"off": [10.0] * 24, "on": [10.0, 10.0, 18.0, 10.0, 10.0, 10.0, 10.0, 10.0] * 3}
+    off, on = guard_price.prices(times, 64)
+    assert (on.step_ms, on.against_first) == (10, pytest.approx(1.1))
+    rows = guard_price.table([off, on]).rows
+    assert rows == [("off", "64", "10.00 ms", ""), ("on", "64", "10.00 ms", "+10.0%")]
 
 
 # ---- streams ----

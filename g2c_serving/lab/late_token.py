@@ -63,15 +63,15 @@ class Walk:
 
 
 def walk(lm: LanguageModel, way: str) -> Walk:
-    """The second request ends in that way, with its eighth token or, aborted, at about that time;
-    the others go on."""
+    """The second request ends in that way, with its eighth token or, aborted, with its seventh; the
+    others go on."""
     found, said = Walk(), [0] * len(PROMPTS)
     with AsyncEngine(lm) as engine:
         ids = [engine.add(text, _params(k, way)) for k, text in enumerate(PROMPTS)]
         while len(engine.history) < STEPS:
             outputs = engine.step()
             step = len(engine.history) - 1
-            if way == ABORT and step == TOKENS - 1 and found.ended < 0:
+            if way == ABORT and step == TOKENS - 2 and found.ended < 0:
                 outputs += engine.abort(ids[SECOND])
             for output in outputs:
                 k, new = ids.index(output.request_id), output.token_ids

@@ -47,7 +47,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
 
 
 def show(art: dict[str, Any], found: Race) -> None:
-    end = SHOWN * found.step_ms[PLAIN]
+    end = min(SHOWN * found.step_ms[PLAIN], *(one.end for one in found.lanes.values()))
     for name, lanes in art["lanes"].items():
         lanes.end = end
         lanes.blocks["run"].axes.set_xlim(0, end)
