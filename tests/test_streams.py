@@ -400,6 +400,7 @@ def test_a_step_that_raises_ends_all_streams_and_the_next_one_works(served, monk
 
     run(main())
     served.assert_idle_and_free()
+    assert served.engine.stats.decode_tokens < 1000  # those of the failed step did not run on
 
 
 def test_a_request_that_the_engine_loses_does_not_hang(served, monkeypatch):
@@ -545,6 +546,7 @@ def test_a_stream_keeps_its_engine_while_it_is_read():
         served = Served()
         stream, gone = served.stream(PROMPT, params(30)), weakref.ref(served.engine)
         del served
+        gc.collect()
         outputs = await collect(stream)
         assert outputs[-1].token_ids == continuation(PROMPT, 30)
         del stream, outputs
@@ -580,7 +582,13 @@ import g2c_serving as g
 from g2c_serving.async_engine import AsyncEngine
 from g2c_serving.streams import Streams
 from tests.small_models import random_lm
-engine = g.Engine(random_lm(context=4096, dim=256, hidden=1024), g.EngineConfig(num_blocks=300))
+engine = g.Engine(random_lm(context=4096), g.EngineConfig(num_blocks=300))
+forward, matrix = engine.model.forward, torch.ones(200, 200)
+def slow_forward(*batch):
+    for _ in range(100):
+        matrix @ matrix
+    return forward(*batch)
+engine.model.forward = slow_forward
 streams = Streams(engine)
 loop = asyncio.new_event_loop()
 stream = streams.stream([1, 2, 3], g.SamplingParams(max_tokens=4000))
