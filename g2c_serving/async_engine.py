@@ -114,6 +114,12 @@ class AsyncEngine(Engine):
     def _drain(self) -> None:
         while self._flights:
             self._collect()
+        try:
+            for call, arguments in self.page_work.take():  # of a step that had nothing to compute
+                call(*arguments)
+        except Exception:
+            self.scheduler.lose_all_blocks()
+            raise
 
     # one step
 
@@ -121,7 +127,7 @@ class AsyncEngine(Engine):
         """Launch the next step, then process the one before it while the device computes."""
         launched = False
         if not self._flights:
-            self._wait_for_grammars()
+            self._wait_for_grammars(for_long=False)  # streams may have news
         if len(self._flights) < DEPTH:  # an interrupt may have left two
             with deferred_interrupt():
                 launched = self._launch()

@@ -84,10 +84,10 @@ class Loop(Launches):
             self._depart(step.scheduled)
             self._finish(step)
 
-    def _wait_for_grammars(self) -> None:
-        """As long as there is nothing else to do."""
+    def _wait_for_grammars(self, for_long: bool = True) -> None:
+        """If there is nothing else to do."""
         if len(self.waiting_room) and not (self.scheduler.running or self.scheduler.waiting):
-            self.waiting_room.wait()
+            self.waiting_room.wait(for_long)
 
     def _begin(self) -> Step:
         record = StepRecord(start_ms=self._now())
@@ -133,6 +133,7 @@ class Loop(Launches):
         self.scheduler.failed = []
         self.block_manager.prepare(self.page_work)
         self.prefix_cache.load(self.page_work)
+        self.scheduler.arrivals.load(self.page_work)
         scheduled.sort(key=lambda s: (s.num_tokens, s.num_computed))
         return scheduled if self.speculator is None else self.speculator.mirror(scheduled)
 

@@ -36,10 +36,10 @@ class WaitingRoom:
         the same: others may have asked for it too."""
         self._waiting.pop(request.sequence_id, None)
 
-    def wait(self) -> None:
-        """Until one can go on."""
+    def wait(self, for_long: bool = True) -> None:
+        """Until one can go on; or not `for_long`: for a tenth of a second at most."""
         futures = [future for _, future in self._waiting.values()]
-        while not wait(futures, BLINK, return_when=FIRST_COMPLETED).done:
+        while not wait(futures, BLINK, return_when=FIRST_COMPLETED).done and for_long:
             self.compiler.give_up()  # and on Windows an interrupt gets through here only
 
     def ready(self) -> list[Request]:
@@ -52,6 +52,8 @@ class WaitingRoom:
                 for one in request.family:
                     assert one.params.grammar is not None
                     one.grammar = self.compiler.state_of(one.params.grammar, future.result())
+                    for token_id in one.token_ids[one.num_prompt_tokens :]:
+                        one.grammar.advance(token_id)  # another engine has begun it
             except Exception as err:
                 for one in request.family:
                     one.finish("error", f"grammar: {err}")
