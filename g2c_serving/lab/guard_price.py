@@ -41,7 +41,7 @@ def measure(lm: LanguageModel, batch: int = BATCH, groups: int = GROUPS) -> list
     times: dict[str, list[float]] = {name: [] for name in engines}
     for turn in range(WARM + steps):
         for name in list(engines)[:: 1 if turn % 2 else -1]:
-            engines[name].step()
+            _step(engines[name])
             times[name].append(engines[name].history[-1].total_ms)
     return prices({name: measured[WARM:] for name, measured in times.items()}, batch)
 
@@ -73,8 +73,15 @@ def _engine(lm: LanguageModel, name: str, batch: int, steps: int) -> Engine:
         engine.guards = {phase: forbid_sync(phase) for phase in engine.guards}
     for seed, prompt in enumerate(made_up_prompts(lm, batch, PROMPT)):
         engine.add(prompt, SamplingParams(tokens, seed=seed, ignore_eos=True))
-    engine.step()
+    _step(engine)
     return engine
+
+
+def _step(engine: Engine) -> None:
+    """RuntimeError for one that fails: without requests an engine is fast."""
+    for output in engine.step():
+        if output.finish_reason == "error":
+            raise RuntimeError(f"nothing is measured: {output.message}")
 
 
 def table(found: Sequence[GuardPrice]) -> Table:
