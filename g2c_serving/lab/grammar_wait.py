@@ -57,20 +57,29 @@ def _run(lm: LanguageModel, grammar: Grammar | None) -> Run:
     with Slow(lm) as engine:
         for seed in range(REQUESTS):
             engine.add("List:", SamplingParams(200, seed=seed, ignore_eos=True, grammar=grammar))
-        for _ in range(WARM):
-            engine.step()
+        _step(engine, WARM)
         usual = overlapped_lanes([e for e in engine.events if e.step >= 2])
         usual_ms = _waits(engine, 2)
         engine.sleep_ms = LONGER * median(float(span.duration) for span in usual.device)
-        first = 1 + max(event.step for event in engine.events)
-        for _ in range(STEPS):
-            engine.step()
+        first = 1 + _newest(engine)
+        _step(engine, STEPS)
         begun = [e.start_ms for e in engine.events if e.step >= first and e.phase == "schedule"]
         begun = begun[2:]  # before that the usual steps are not over
         events = [e for e in engine.events if e.end_ms > begun[0]]
         step_ms = (begun[-1] - begun[0]) / (len(begun) - 1)
         lanes = overlapped_lanes(events, whole=False)
         return Run(lanes, step_ms, _waits(engine, first), usual_ms)
+
+
+def _step(engine: AsyncEngine, count: int) -> None:
+    """So many more steps; while a grammar is compiled, none is taken."""
+    until = _newest(engine) + count
+    while _newest(engine) < until:
+        engine.step()
+
+
+def _newest(engine: AsyncEngine) -> int:
+    return max((event.step for event in engine.events), default=-1)
 
 
 def _waits(engine: AsyncEngine, first: int) -> float:
