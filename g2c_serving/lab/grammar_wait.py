@@ -39,10 +39,11 @@ class Slow(AsyncEngine):
 
 @dataclass(frozen=True)
 class Run:
-    """Steps with slow processing: their lanes, ms from one to the next, and how long the device
-    waited for masks, in each of them and in the usual ones before."""
+    """Steps with slow processing: their lanes, how slow, ms from one to the next, and how long the
+    device waited for masks, in each of them and in the usual ones before."""
 
     lanes: Lanes
+    sleep_ms: float
     step_ms: float
     waits_ms: float
     usual_ms: float
@@ -68,7 +69,7 @@ def _run(lm: LanguageModel, grammar: Grammar | None) -> Run:
         events = [e for e in engine.events if e.end_ms > begun[0]]
         step_ms = (begun[-1] - begun[0]) / (len(begun) - 1)
         lanes = overlapped_lanes(events, whole=False)
-        return Run(lanes, step_ms, _waits(engine, first), usual_ms)
+        return Run(lanes, engine.sleep_ms, step_ms, _waits(engine, first), usual_ms)
 
 
 def _step(engine: AsyncEngine, count: int) -> None:
@@ -108,12 +109,11 @@ def draw(lm: LanguageModel) -> Picture:
         two_lanes.legend(upper, lanes, loc="lower right", bbox_to_anchor=(1.01, 0.97))
         lower.set_xlabel("ms")
         source_note(lower, "Measured here")
-    free, held = found[False], found[True]
+    held = found[True]
     return picture(
         figure,
-        f"Processing is slowed down. Without a grammar a step is sampled right after its forward "
-        f"pass, {free.step_ms:.1f} ms from step to step; under one the device waits "
-        f"{held.waits_ms:.1f} ms in each step between the two, until the step before is processed, "
-        f"and it is {held.step_ms:.1f} ms. Before processing was slowed down, it waited "
-        f"{held.usual_ms:.1f} ms.",
+        f"Each step's processing is made to take {held.sleep_ms:.1f} ms more. Without a grammar a "
+        f"step is sampled right after its forward pass; under one the device waits "
+        f"{held.waits_ms:.1f} ms between the two, until the step before is processed. Before it was "
+        f"slowed down, the device waited {held.usual_ms:.1f} ms for masks.",
     )
