@@ -51,5 +51,6 @@ def check(name: str, answer: Any) -> Verdict:
 
 
 # each registers the exercises of its notebooks
-for _page in ("batching", "paging", "sampling", "speculation", "tokens", "async"):
+_PAGES = ("batching", "paging", "sampling", "speculation", "tokens", "async", "infrastructure")
+for _page in _PAGES:
     importlib.import_module(f"g2c_serving.lab.exercises_{_page}")

@@ -1,0 +1,1 @@
+"""Cluster: small models of what stands around an engine, and what two engines do together."""

@@ -1,0 +1,193 @@
+"""Experts on GPUs: how unequal their loads are, copies of the popular ones, and who holds which.
+
+Brief, "The parts that are pure infrastructure". In a mixture-of-experts layer a router sends each
+token to a few of many experts, and the experts lie on different GPUs. Some experts are popular, so
+some GPUs have more to do, and all wait for the busiest. Reported: each GPU holds a few redundant
+copies of popular experts, experts are reassigned from recent load, and in decode the busiest GPU
+carries 1.090 times the average. Its rules are not released; here two greedy ones do:
+
+    copies_for   one more copy, again and again, to the expert with the most load a copy
+    place        the heaviest copies first, each on the least loaded GPU that has room
+
+and then swaps between the busiest GPU and others. A copied expert's tokens are shared equally.
+
+Simulated: popularities are lognormal and drift as a random walk that is pulled back, and a step's
+tokens choose independently. Left out: several layers, nodes with faster links inside, placements
+that stay near the one before, and the time that moving weights takes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from g2c_serving.checks import as_int, as_number
+
+MOST_SWAPS = 64  # of one placement
+ENOUGH_GAIN = 1e-4  # of the busiest GPU's load: a swap that gains less is not worth it
+
+
+# ---- loads ----
+
+
+def popularity(
+    experts: int, skew: float, intervals: int = 1, drift: float = 0.0, seed: int = 0
+) -> np.ndarray:
+    """Shares of the tokens that each expert gets: (intervals, experts), each row sums to 1.
+
+    skew    standard deviation of the logarithm of a popularity; 0: all alike
+    drift   how much of it is new in an interval, 0 to 1: a popularity's correlation with the
+            one before is 1 - drift, and the skew stays the same
+    """
+    experts, intervals = as_int("experts", experts, 1), as_int("intervals", intervals, 1)
+    if as_number("skew", skew) < 0:
+        raise ValueError(f"skew={skew} must be 0 or more: 0 makes all experts equally popular")
+    if not 0 <= as_number("drift", drift) <= 1:
+        raise ValueError(f"drift={drift} must be from 0 (nothing changes) to 1 (all is new)")
+    kept, new = 1 - drift, np.sqrt(1 - (1 - drift) ** 2)
+    noise = np.random.default_rng(seed).standard_normal((intervals, experts))
+    for now in range(1, intervals):
+        noise[now] = kept * noise[now - 1] + new * noise[now]
+    weights = np.exp(skew * noise)
+    return weights / weights.sum(1, keepdims=True)
+
+
+def step_load(shares: np.ndarray, choices: int, seed: int = 0) -> np.ndarray:
+    """How many of a step's `choices` (tokens times experts a token) fall on each expert: (E,)."""
+    draw = np.random.default_rng(seed)
+    return draw.multinomial(as_int("choices", choices, 1), shares).astype(float)
+
+
+# ---- copies and placement ----
+
+
+@dataclass(frozen=True)
+class Placement:
+    """experts (G, S): which expert each slot of each GPU holds, -1 for none; counts (E,): copies of
+    each."""
+
+    experts: np.ndarray
+    counts: np.ndarray
+
+    def loads(self, load: np.ndarray) -> np.ndarray:
+        """What each GPU carries (..., G) of the experts' loads (..., E)."""
+        a_copy = np.asarray(load, float) / self.counts
+        nothing = np.zeros((*a_copy.shape[:-1], 1))
+        return np.concatenate((a_copy, nothing), -1)[..., self.experts].sum(-1)
+
+    def balance(self, load: np.ndarray) -> np.ndarray:
+        """Busiest GPU over the average, 1 at best: a number for loads (E,), (T,) for (T, E)."""
+        found = self.loads(load)
+        return found.max(-1) / found.mean(-1)
+
+    def moved_from(self, before: Placement) -> int:
+        """How many experts have to be copied to a GPU that did not hold them before."""
+        pairs = zip(self.experts.tolist(), before.experts.tolist(), strict=True)
+        return sum(len(set(now) - set(then) - {-1}) for now, then in pairs)
+
+
+def copies_for(load: np.ndarray, copies: int) -> np.ndarray:
+    """How many of each expert there are, (E,): one, and `copies` more shared out so that the
+    largest load a copy is the least that there can be. Ties go to the lower number."""
+    load = _as_load(load)
+    counts = np.ones(len(load), int)
+    for _ in range(as_int("copies", copies, 0)):
+        counts[(load / counts).argmax()] += 1
+    return counts
+
+
+def place(load: np.ndarray, gpus: int, copies: int = 0) -> Placement:
+    """Where experts with this load (E,) go, with so many redundant copies in all. Each GPU has as
+    many slots, ceil((E + copies) / gpus); where that leaves some over, they stay empty.
+
+    ValueError for a load that is negative or no number, and for no GPU.
+    """
+    counts = copies_for(load, copies)
+    gpus, a_copy = as_int("gpus", gpus, 1), _as_load(load) / counts
+    slots = -(-int(counts.sum()) // gpus)
+    held: list[list[int]] = [[] for _ in range(gpus)]
+    open_gpus = [(0.0, gpu) for gpu in range(gpus)]  # a heap: load so far, GPU; those with room
+    for expert in np.argsort(-a_copy, kind="stable").tolist():
+        for _ in range(counts[expert]):
+            load_so_far, gpu = _least_loaded(open_gpus, held, expert)
+            held[gpu].append(expert)
+            if len(held[gpu]) < slots:
+                heapq.heappush(open_gpus, (load_so_far + a_copy[expert], gpu))
+    experts = np.array([mine + [-1] * (slots - len(mine)) for mine in held])
+    return Placement(_swapped(experts, np.append(a_copy, 0)), counts)
+
+
+def unplanned(experts: int, gpus: int) -> Placement:
+    """One copy of each, in order of their numbers: before anybody looks at loads. ValueError where
+    `gpus` does not divide `experts`."""
+    if as_int("experts", experts, 1) % as_int("gpus", gpus, 1):
+        raise ValueError(f"gpus={gpus} must divide experts={experts}: each GPU holds as many")
+    return Placement(np.arange(experts).reshape(gpus, -1), np.ones(experts, int))
+
+
+def _least_loaded(
+    open_gpus: list[tuple[float, int]], held: list[list[int]], expert: int
+) -> tuple[float, int]:
+    """Take the least loaded GPU off the heap, one that has no copy of `expert` if there is any: two
+    copies on one GPU relieve nobody."""
+    passed = []
+    while open_gpus and expert in held[open_gpus[0][1]]:
+        passed.append(heapq.heappop(open_gpus))
+    found = heapq.heappop(open_gpus) if open_gpus else passed.pop(0)
+    for item in passed:
+        heapq.heappush(open_gpus, item)
+    return found
+
+
+def _swapped(held: np.ndarray, a_copy: np.ndarray) -> np.ndarray:
+    """Swap two slots, one of the busiest GPU's, as long as that lowers the higher of the two. The
+    last entry of `a_copy` (E + 1,) is an empty slot's."""
+    for _ in range(MOST_SWAPS):
+        weight = a_copy[held]  # (G, S)
+        total = weight.sum(1)
+        busiest = int(total.argmax())
+        gain = weight[busiest][:, None, None] - weight[None]  # (S, G, S): what the busiest loses
+        after = np.maximum(total[busiest] - gain, total[None, :, None] + gain)
+        after[:, busiest] = np.inf
+        slot, gpu, other = np.unravel_index(after.argmin(), after.shape)
+        if not after[slot, gpu, other] < total[busiest] * (1 - ENOUGH_GAIN):
+            break
+        held[busiest, slot], held[gpu, other] = held[gpu, other], held[busiest, slot]
+    return held
+
+
+def _as_load(load: np.ndarray) -> np.ndarray:
+    load = np.asarray(load, float)
+    if load.ndim != 1 or not len(load) or not (np.isfinite(load) & (load >= 0)).all():
+        raise ValueError(f"load={load!r} must be (E,) finite numbers of 0 or more, one an expert")
+    return load
+
+
+# ---- reassignment ----
+
+
+@dataclass(frozen=True)
+class Reassigned:
+    """What became of a run: balances (T,), one an interval; experts moved at each placement."""
+
+    balances: np.ndarray
+    moved: list[int]
+
+
+def reassigning(
+    loads: np.ndarray, gpus: int, copies: int, every: int, recent: int = 1
+) -> Reassigned:
+    """Serve loads (T, E), with a new placement every `every` intervals, made from the mean of the
+    `recent` intervals before it. The first interval has only itself to go by."""
+    every, recent = as_int("every", every, 1), as_int("recent", recent, 1)
+    placement = place(loads[0], gpus, copies)
+    balances, moved = [], []
+    for now, load in enumerate(loads):
+        if now and now % every == 0:
+            before = placement
+            placement = place(loads[max(0, now - recent) : now].mean(0), gpus, copies)
+            moved.append(placement.moved_from(before))
+        balances.append(float(placement.balance(load)))
+    return Reassigned(np.array(balances), moved)

@@ -1,0 +1,153 @@
+"""A pool of prefill machines behind a router, on the virtual clock.
+
+Brief, "The parts that are pure infrastructure" and section 2. Each machine prefills one prompt
+after another, in order of arrival. A prompt's work follows from the tokens that must be computed:
+all, less what is found of an earlier turn of its session. Reported: DeepInfer finds a prefix before
+it routes, in a store that every machine can read (`shared=True`); otherwise each machine knows only
+the prefixes that it computed itself.
+
+Simulated. Time runs in whole microseconds, which are the clock's units here. Left out: chunks of
+several prompts in turn, the time that reading a found prefix takes, and caches that get full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from g2c_serving.checks import as_int, as_number
+from g2c_serving.cluster.routing import Machines, Request, Router
+from g2c_serving.schedule.hit_rule import hit
+from g2c_serving.virtual_clock import Job, Lane, Time, VirtualClock
+
+Work = Callable[[int, int], float]  # (q new tokens, c cached ones) -> ms, as CostModel.cost
+BLOCK, WINDOW, SLACK = 128, 128, 6  # of the Brief's hit rule
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt: when it comes (microseconds), whose it is, its tokens with all earlier turns."""
+
+    time: int
+    session: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of a prompt: where it went, when it began and ended (microseconds), how many of
+    its tokens were computed."""
+
+    prompt: Prompt
+    machine: int
+    start: Time
+    end: Time
+    computed: int
+
+    @property
+    def wait(self) -> Time:
+        return self.start - self.prompt.time
+
+    @property
+    def work(self) -> Time:
+        return self.end - self.start
+
+    @property
+    def first_token(self) -> Time:
+        """From arrival to the first token, which is there when the prompt is computed."""
+        return self.end - self.prompt.time
+
+
+# ---- traffic ----
+
+
+def single_prompts(
+    number: int, gap_us: float, median: float, spread: float, seed: int = 0, most: int = 131072
+) -> list[Prompt]:
+    """Prompts of sessions of one turn: Poisson arrivals, `gap_us` apart on average; lengths
+    lognormal, `spread` being the standard deviation of their logarithm, from 1 to `most`."""
+    if as_number("gap_us", gap_us) <= 0 or as_number("median", median) <= 0:
+        raise ValueError(f"gap_us={gap_us} and median={median} must be above 0")
+    draw, number = np.random.default_rng(seed), as_int("number", number, 1)
+    normals, waits = draw.standard_normal(number), draw.exponential(1, number)
+    times = np.cumsum(waits * gap_us).round().astype(int)
+    lengths = (median * np.exp(spread * normals)).round().clip(1, most).astype(int)
+    pairs = zip(times.tolist(), lengths.tolist(), strict=True)
+    return [Prompt(time, session, length) for session, (time, length) in enumerate(pairs)]
+
+
+def sessions(
+    number: int, gap_us: float, turns: int, think_us: float, first: int, more: int, seed: int = 0
+) -> list[Prompt]:
+    """`number` sessions of `turns` prompts each, in order of time: sessions begin `gap_us` apart on
+    average, their turns come `think_us` apart (both exponential); the first prompt has about
+    `first` tokens, each later one about `more` beyond the one before (both lognormal)."""
+    draw, turns = np.random.default_rng(seed), as_int("turns", turns, 1)
+    found: list[Prompt] = []
+    begins = np.cumsum(draw.exponential(gap_us, number))
+    for session, begin in enumerate(begins):
+        times = begin + np.append(0, np.cumsum(draw.exponential(think_us, turns - 1)))
+        sizes = np.append(first, np.full(turns - 1, more)) * np.exp(draw.normal(0, 0.7, turns))
+        lengths = np.cumsum(np.ceil(sizes)).astype(int)
+        pairs = zip(times.round().astype(int).tolist(), lengths.tolist(), strict=True)
+        found += [Prompt(time, session, length) for time, length in pairs]
+    return sorted(found, key=lambda prompt: prompt.time)
+
+
+# ---- the pool ----
+
+
+class PrefillPool:
+    """`machines` lanes; `serve` plays prompts through them."""
+
+    def __init__(self, machines: int, router: Router, work: Work, shared: bool = False) -> None:
+        self.clock = VirtualClock()
+        self.lanes = [
+            Lane(self.clock, f"machine {m}") for m in range(as_int("machines", machines, 1))
+        ]
+        self.router, self.work, self.shared = router, work, shared
+        self.known: dict[int, dict[int, int]] = {}  # session -> machine -> tokens that it computed
+        self.served: list[Served] = []  # in order of arrival
+
+    def serve(self, prompts: Sequence[Prompt]) -> list[Served]:
+        """Play prompts, in order of time, to the end of the last. ValueError for another order."""
+        if any(a.time > b.time for a, b in zip(prompts, prompts[1:], strict=False)):
+            raise ValueError("prompts must be in order of time: sort them by it")
+        self.clock.start(self._arrivals(prompts))
+        self.clock.run()
+        return self.served
+
+    def _arrivals(self, prompts: Sequence[Prompt]) -> Iterator[Job | Time]:
+        for prompt in prompts:
+            if prompt.time > self.clock.now:
+                yield prompt.time - self.clock.now
+            self._route(prompt)
+
+    def _route(self, prompt: Prompt) -> None:
+        held = self.known.setdefault(prompt.session, {})
+        home = max(held, key=lambda m: held[m]) if held else None
+        machine = self.router(self._seen(), Request(prompt.length, home))
+        cached = max(held.values(), default=0) if self.shared else held.get(machine, 0)
+        found = hit(prompt.length, BLOCK, WINDOW, SLACK, cached=cached)
+        us = round(1000 * self.work(found.new, found.reused))
+
+        def remember() -> None:
+            held[machine] = max(held.get(machine, 0), prompt.length)
+
+        span = self.lanes[machine].submit(us, remember).span
+        self.served.append(Served(prompt, machine, span.start, span.end, found.new))
+
+    def _seen(self) -> Machines:
+        now = self.clock.now
+        queued = np.array([max(0, lane.free_at - now) for lane in self.lanes], float)
+        return Machines(queued, queued, queued)
+
+
+def busiest(served: Sequence[Served], machines: int) -> float:
+    """The busiest machine's work over the average, 1 at best."""
+    work = np.zeros(machines)
+    for one in served:
+        work[one.machine] += float(one.work)
+    return float(work.max() / work.mean())

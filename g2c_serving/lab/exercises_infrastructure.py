@@ -1,0 +1,138 @@
+"""The exercises of notebook 07, each with the function that computes its right value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from g2c_serving.cluster import combine, experts
+from g2c_serving.cluster.wide_ep import MixtureOfExperts
+from g2c_serving.lab.exercises import exercise
+from g2c_serving.schedule.hit_rule import hit
+
+# ---- 07.balance ----
+
+LOAD, GPUS = (60, 30, 20, 10), 2
+
+
+@exercise(
+    "07.balance",
+    "In one step four experts get 60, 30, 20 and 10 tokens. Two GPUs hold two of them each, with no "
+    "copies. How large is the balance, busiest GPU over average, if they are placed as well as can "
+    "be?",
+    hint="The largest goes with the smallest. The average GPU gets half of the 120 tokens.",
+    unit="x",
+    rel=0.005,
+    why="70 tokens against an average of 60. One copy of the expert with 60 would make it 1.",
+)
+def _balance() -> float:
+    return float(experts.place(np.array(LOAD), GPUS).balance(np.array(LOAD)))
+
+
+# ---- 07.copies ----
+
+
+def _copies(load: list[float], copies: int) -> list[int]:
+    return experts.copies_for(np.array(load), copies).tolist()
+
+
+def _to_the_most_popular(load: list[float], copies: int) -> list[int]:
+    counts = [1] * len(load)
+    counts[load.index(max(load))] += copies
+    return counts
+
+
+def _one_each(load: list[float], copies: int) -> list[int]:
+    ranks = sorted(range(len(load)), key=lambda e: -load[e])
+    return [1 + (e in ranks[:copies]) for e in range(len(load))]
+
+
+@exercise(
+    "07.copies",
+    "Write copies(load, extra): load is a list of the tokens that each expert gets, extra how many "
+    "redundant copies there is room for. Give the copies out one after the other, each where it "
+    "relieves the busiest copy, ties to the lower number; return how many there are of each expert.",
+    hint="An expert's tokens are shared equally by its copies. Whose copies have most, now?",
+    rel=0,
+    cases=(
+        ([60, 30, 20, 10], 1),
+        ([60, 30, 20, 10], 2),
+        ([90, 50, 10], 3),
+        ([8, 8, 8], 2),
+        ([100, 1], 3),
+    ),
+    slips=(
+        (_to_the_most_popular, "A second copy halves an expert's load: who is the busiest then?"),
+        (_one_each, "An expert that has a copy may still be the busiest."),
+    ),
+)
+def _copies_right() -> Callable[[list[float], int], list[int]]:
+    return _copies
+
+
+# ---- 07.wide ----
+
+WIDE = MixtureOfExperts(layers=40, experts=256, chosen=8, expert_bytes=12.5e6, other_bytes=6e9)
+
+
+@exercise(
+    "07.wide",
+    "A model has 128 GB of routed experts and 6 GB of other weights. 64 GPUs share the experts; the "
+    "other weights each holds whole. So many tokens come that every expert is chosen in every step. "
+    "How many GB of weights does each GPU read per step?",
+    hint="Its own experts once, and the other weights once.",
+    unit="GB",
+    rel=0.005,
+    why="2 GB of experts and 6 GB beside them. With 128 GPUs it would be 7: what is not shared out "
+    "decides.",
+)
+def _wide() -> float:
+    return WIDE.streamed(64, tokens=10_000) / 1e9
+
+
+# ---- 07.orders ----
+
+RULES = (combine.by_arrival, combine.by_gpu, combine.by_expert)
+
+
+@exercise(
+    "07.orders",
+    "Each token's eight partial results are added up before and after a reassignment, which moved "
+    "one of its experts to another GPU; they also come in at other times. Which sums are "
+    "torch.equal, over many tokens? Answer with three True or False: [added as they arrive, each "
+    "GPU adds its own and then GPU after GPU, in the order of the experts' numbers].",
+    hint="What does each rule have to know? Does the reassignment change that?",
+    why="Adding on each GPU first makes groups, and the groups change with the placement. The "
+    "experts' numbers stay.",
+)
+def _orders() -> list[bool]:
+    draw = torch.Generator().manual_seed(0)
+    parts = torch.randn(64, 8, 64, generator=draw)
+    gpus = torch.randint(0, 8, (64, 8), generator=draw)
+    moved = gpus.clone()
+    moved[:, 3] = (moved[:, 3] + 1) % 8
+    early, late = torch.rand(2, 64, 8, generator=draw)
+    return [torch.equal(rule(parts, gpus, early), rule(parts, moved, late)) for rule in RULES]
+
+
+# ---- 07.prefix ----
+
+TURN, KNOWN, MACHINES = 50_000, 49_000, 8
+
+
+@exercise(
+    "07.prefix",
+    "An agent returns with 50,000 tokens, of which 49,000 were computed on one of 8 machines. Each "
+    "machine can use only its own cache (blocks of 128 tokens, the last 134 tokens never from the "
+    "cache), and the router chooses a machine at random. How many tokens are computed on average?",
+    hint="One time in 8 it is the right machine: how many whole blocks lie in 49,000 tokens?",
+    unit="tokens",
+    rel=0.002,
+    why="1,104 tokens one time in 8, all 50,000 else. Where a prefix is found before routing, it is "
+    "1,104 every time.",
+)
+def _prefix() -> float:
+    found = hit(TURN, 128, 128, 6, cached=KNOWN).new
+    return (found + (MACHINES - 1) * TURN) / MACHINES

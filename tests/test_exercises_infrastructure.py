@@ -1,0 +1,54 @@
+"""The exercises of notebook 07: right values worked out by hand, and what slips are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from g2c_serving.lab import exercises
+from g2c_serving.lab.exercises import EXERCISES, check
+
+
+@pytest.fixture(autouse=True)
+def no_misses():
+    exercises._misses.clear()
+
+
+def copies(load, extra):
+    """As a learner may solve it."""
+    counts = [1] * len(load)
+    for _ in range(extra):
+        a_copy = [w / n for w, n in zip(load, counts, strict=True)]
+        counts[a_copy.index(max(a_copy))] += 1
+    return counts
+
+
+@pytest.mark.parametrize(
+    "name, right, wrong",
+    [
+        ("07.balance", 7 / 6, 1.0),  # 60 + 10 against 60
+        ("07.copies", copies, lambda load, extra: [1 + extra] + [1] * (len(load) - 1)),
+        ("07.wide", "8 GB", 2.09),  # 128 / 64 + 6
+        ("07.orders", [False, False, True], [False, True, True]),
+        ("07.prefix", (50_000 - 382 * 128 + 7 * 50_000) / 8, 50_000),
+    ],
+)
+def test_right_and_wrong(name, right, wrong):
+    assert check(name, right)
+    assert check(name, wrong).right is False
+
+
+def test_the_copies_by_hand():
+    right = EXERCISES["07.copies"].right()
+    assert right([60, 30, 20, 10], 1) == [2, 1, 1, 1]
+    assert right([60, 30, 20, 10], 2) == [3, 1, 1, 1]  # of 30, 30, 20, 10 the first
+    assert right([90, 50, 10], 3) == [3, 2, 1]  # 30, 25, 10
+    assert right([8, 8, 8], 2) == [2, 2, 1]
+
+
+def test_a_slip_is_told_so():
+    def all_to_one(load, extra):
+        return [1 + extra * (w == max(load)) for w in load]
+
+    assert check("07.copies", all_to_one).right is False
+    verdict = check("07.copies", lambda load, extra: [1 + extra] + [1] * (len(load) - 1))
+    assert "halves an expert's load" in verdict.text
