@@ -19,7 +19,7 @@ LOAD, GPUS = (60, 30, 20, 10), 2
 
 @exercise(
     "07.balance",
-    "In one step four experts get 60, 30, 20 and 10 tokens. Two GPUs hold two of them each, with no "
+    "In one step four experts get 60, 30, 20 and 10 tokens. Two GPUs hold two of them each, no "
     "copies. How large is the balance, busiest GPU over average, if they are placed as well as can "
     "be?",
     hint="The largest goes with the smallest. The average GPU gets half of the 120 tokens.",
@@ -53,7 +53,7 @@ def _one_each(load: list[float], copies: int) -> list[int]:
     "07.copies",
     "Write copies(load, extra): load is a list of the tokens that each expert gets, extra how many "
     "redundant copies there is room for. Give the copies out one after the other, each where it "
-    "relieves the busiest copy, ties to the lower number; return how many there are of each expert.",
+    "relieves the busiest copy, ties to the lower number. Return how many of each there are.",
     hint="An expert's tokens are shared equally by its copies. Whose copies have most, now?",
     rel=0,
     cases=(
@@ -79,9 +79,9 @@ WIDE = MixtureOfExperts(layers=40, experts=256, chosen=8, expert_bytes=12.5e6, o
 
 @exercise(
     "07.wide",
-    "A model has 128 GB of routed experts and 6 GB of other weights. 64 GPUs share the experts; the "
-    "other weights each holds whole. So many tokens come that every expert is chosen in every step. "
-    "How many GB of weights does each GPU read per step?",
+    "A model has 128 GB of routed experts and 6 GB of other weights. 64 GPUs share the experts, "
+    "and each holds the other weights whole. With so many tokens that every expert is chosen in "
+    "every step, how many GB of weights does each GPU read per step?",
     hint="Its own experts once, and the other weights once.",
     unit="GB",
     rel=0.005,
@@ -130,8 +130,8 @@ TURN, KNOWN, MACHINES = 50_000, 49_000, 8
     hint="One time in 8 it is the right machine: how many whole blocks lie in 49,000 tokens?",
     unit="tokens",
     rel=0.002,
-    why="1,104 tokens one time in 8, all 50,000 else. Where a prefix is found before routing, it is "
-    "1,104 every time.",
+    why="1,104 tokens one time in 8, all 50,000 else. Where a prefix is found before routing, it "
+    "is 1,104 every time.",
 )
 def _prefix() -> float:
     found = hit(TURN, 128, 128, 6, cached=KNOWN).new
