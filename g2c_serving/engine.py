@@ -7,7 +7,7 @@ next begins; `async_engine.py` overlaps them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from g2c_serving.checks import as_int
 from g2c_serving.intake import (
@@ -20,8 +20,16 @@ from g2c_serving.intake import (
 )
 from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.loop import Loop
-from g2c_serving.request import COMPILING, MAX_SAMPLES, Request, RequestOutput, SamplingParams
+from g2c_serving.request import (
+    COMPILING,
+    EXPECTED,
+    MAX_SAMPLES,
+    Request,
+    RequestOutput,
+    SamplingParams,
+)
 from g2c_serving.sample.rng import sample_seed
+from g2c_serving.schedule.arrivals import Pages
 
 
 class Engine(Loop):
@@ -172,6 +180,46 @@ class Engine(Loop):
 
     def _drain(self) -> None:
         """Take in what is on its way; here nothing is between two steps."""
+
+    # requests that another engine goes on with, or has begun: cluster/handover.py
+
+    def settle(self) -> list[RequestOutput]:
+        """Take in what is on its way, so that all requests stand still until the next step; the
+        outputs that nobody has had yet."""
+        self._check_free()
+        self._drain()
+        outputs, self._unreported = self._unreported, []
+        return outputs
+
+    def unfinished(self, request_id: int) -> list[Request]:
+        """The unfinished samples of a request, to be looked at. KeyError for one that has ended."""
+        return self._unfinished(request_id)
+
+    def let_go(self, request_id: int) -> None:
+        """Forget a request, without an output: another engine has it now. KeyError as above."""
+        self._check_free()
+        self._drain()
+        with deferred_interrupt():
+            for request in self._unfinished(request_id):
+                self._drop(request)
+
+    def take_on(self, samples: list[Request], pages: Mapping[int, Pages]) -> int:
+        """Queue the samples of one request that another engine has begun; `pages` by their place in
+        `samples`. Returns its request id here."""
+        self._check_free()
+        with deferred_interrupt():
+            request_id = self._next_request_id
+            self._next_request_id += 1
+            self._requests[request_id] = list(samples)
+            for place, request in enumerate(samples):
+                request.request_id, request.sequence_id = request_id, self._next_sequence_id
+                self._next_sequence_id += 1
+                if place in pages:
+                    self.scheduler.arrivals.hold(request, pages[place])
+            for request in samples:
+                if request.state != EXPECTED:
+                    self._queue(request)
+        return request_id
 
     def _unfinished(self, request_id: int) -> list[Request]:
         if as_int("request_id", request_id, 0) not in self._requests:

@@ -48,5 +48,9 @@ class PageCalls:
     def import_slots(self, slots: torch.Tensor, layers: Sequence[int], pages: torch.Tensor) -> None:
         self._calls.append((self._pages.import_slots, (slots, layers, pages)))
 
+    def import_drafter(self, slots: torch.Tensor, pages: torch.Tensor) -> None:
+        assert isinstance(self._pages, PairedCache)
+        self._calls.append((self._pages.import_drafter, (slots, pages)))
+
     def slots(self, table: Sequence[int], first: int, last: int) -> torch.Tensor:
         return self._pages.slots(table, first, last)

@@ -53,6 +53,14 @@ class PairedCache:
     def import_slots(self, slots: torch.Tensor, layers: Sequence[int], pages: torch.Tensor) -> None:
         self.target.import_slots(slots, layers, pages)
 
+    def export_drafter(self, slots: torch.Tensor) -> torch.Tensor:
+        """All of the drafter's layers at slots (N,), on the CPU: (N, 2, layers, H, d)."""
+        return self.drafter.export_slots(slots, self._drafter_layers)
+
+    def import_drafter(self, slots: torch.Tensor, pages: torch.Tensor) -> None:
+        """Write what `export_drafter` gave, to other slots perhaps."""
+        self.drafter.import_slots(slots, self._drafter_layers, pages)
+
     @property
     def _drafter_layers(self) -> range:
         return range(self.drafter.num_layers)

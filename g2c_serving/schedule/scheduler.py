@@ -23,6 +23,7 @@ from collections import deque
 from operator import attrgetter
 
 from g2c_serving.request import RUNNING, WAITING, Request
+from g2c_serving.schedule.arrivals import Arrivals
 from g2c_serving.schedule.cost_model import CostModel
 from g2c_serving.schedule.draft_rows import DraftRows
 from g2c_serving.schedule.prefix_tiers import PrefixCache
@@ -60,6 +61,7 @@ class Scheduler:
         self.preempted: list[Request] = []  # until the engine takes note of them
         self.failed: list[Request] = []  # finished with an error, likewise
         self._parked: dict[int, Request] = {}  # waiting with blocks, by sequence id
+        self.arrivals = Arrivals(prefix_cache)  # waiting with pages in host memory
 
     def add(self, request: Request) -> None:
         """Queue a request. One that comes late, since its grammar had to be compiled, stands where
@@ -93,6 +95,7 @@ class Scheduler:
         elif request in self.running:
             self.running.remove(request)
         self._take_blocks(request)
+        self.arrivals.forget(request, has_ended=True)
 
     def schedule(self) -> list[Scheduled]:
         """The rows of the next step; their blocks are allocated. Adds to `preempted`, `failed`.
@@ -180,6 +183,7 @@ class Scheduler:
     def _take_blocks(self, request: Request) -> None:
         self._parked.pop(request.sequence_id, None)
         self.prefix_cache.forget(request)
+        self.arrivals.forget(request)
         self.block_manager.free(request.sequence_id)
         request.lose_blocks()
 
@@ -222,7 +226,8 @@ class Scheduler:
 
     def _admit(self, request: Request) -> bool:
         """Let the first of the waiting run, if there is a place and blocks for its whole context.
-        A parked one goes on with what it holds. True when the queue has moved on."""
+        A parked one goes on with what it holds, one from elsewhere with its pages. True when the
+        queue has moved on."""
         manager = self.block_manager
         if len(self.running) >= self.max_running:
             return False
@@ -234,6 +239,11 @@ class Scheduler:
                 return self._make_way(request)
             manager.allocate(*needs)
             del self._parked[request.sequence_id]
+            self._run(self.waiting.popleft())
+        elif self.arrivals.of(request) is not None:
+            if not self._has_room(request, manager.blocks_for(len(request.token_ids))):
+                return self._make_way(request)
+            self.arrivals.admit(request)
             self._run(self.waiting.popleft())
         else:
             shared = self.prefix_cache.find(request)

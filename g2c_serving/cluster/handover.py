@@ -1,0 +1,214 @@
+"""A running request changes engines: what it is, in one parcel, with its cache or without.
+
+    export    source -> Handover    copies of all that the request is; it goes on at the source
+    admit     Handover -> target    it is queued there, and goes on without recomputing
+    move      both; then the source lets go of it
+
+A request is its tokens, its parameters and its seed: as draws are keyed by seed and position, any
+engine of the same model can go on from those alone (`without_pages`) by computing its tokens again.
+The pages of the cache save that work. They are used if all that decides their bits is equal on both
+sides (`numerics`), else left. In batch-invariant mode the tokens are the same bit for bit in either
+case, with fixed speculation too; in the ordinary mode but for the rounding.
+
+Grammar and stop strings are not sent: both are read again from the tokens. Brief, section 1 (the
+cache is shipped from prefill to decode) and "Fault tolerance"; DeepInfer's own plumbing is not
+released. Left out: the network (a Handover can be pickled; never unpickle a stranger's), pages that
+several samples of a prompt share (each takes its own along), and what a budgeted engine has learnt
+of its drafter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from g2c_serving.engine import Engine
+from g2c_serving.intake import check_can_run
+from g2c_serving.parts import fingerprint
+from g2c_serving.request import EXPECTED, WAITING, Request, RequestOutput, SamplingParams
+from g2c_serving.sample.logprobs import TokenLogprobs
+from g2c_serving.schedule.arrivals import Pages
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample of a request, as far as it has come. The names are those of `Request`.
+
+    is_expected   it waits for the first sample to compute the prompt
+    pages         None: its tokens are computed again
+    """
+
+    sample_index: int
+    seed: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    num_given: int = 0
+    num_forks: int = 0
+    num_cached_tokens: int = 0
+    was_admitted: bool = False
+    is_expected: bool = False
+    confidences: np.ndarray | None = None
+    pages: Pages | None = None
+
+
+@dataclass(frozen=True)
+class Handover:
+    """A request on its way. `model` and `numerics` are fingerprints: of the weights, and of all
+    that decides the bits of keys and values."""
+
+    model: str
+    numerics: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    most_tokens: int
+    cache_salt: str
+    traffic: str
+    samples: tuple[Sample, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pages that it takes along."""
+        return sum(s.pages.num_bytes for s in self.samples if s.pages is not None)
+
+    def without_pages(self) -> Handover:
+        """The same request; its tokens are computed again wherever it goes."""
+        return replace(self, samples=tuple(replace(s, pages=None) for s in self.samples))
+
+    def after(self, outputs: dict[int, RequestOutput]) -> Handover:
+        """The request without pages as its last outputs, by sample, say that it stands; without the
+        samples that have ended."""
+        samples = []
+        for sample in self.without_pages().samples:
+            out = outputs.get(sample.sample_index)
+            if out is not None and out.finish_reason is not None:
+                continue
+            if out is not None and len(out.token_ids):
+                tokens = (*self.prompt_token_ids, *out.token_ids)
+                logprobs = tuple(out.logprobs or ())
+                sample = replace(sample, token_ids=tokens, logprobs=logprobs, is_expected=False)
+            samples.append(sample)
+        return replace(self, samples=tuple(samples))
+
+    def requests(self) -> list[Request]:
+        """The samples as an engine has them; their ids are the engine's business."""
+        found = []
+        for s in self.samples:
+            one = Request(
+                0, 0, s.sample_index, list(self.prompt_token_ids), self.params, s.seed,
+                logprobs=list(s.logprobs),
+                most_tokens=self.most_tokens,
+                num_forks=s.num_forks,
+                num_given=s.num_given,
+                state=EXPECTED if s.is_expected else WAITING,
+                stop_ids=self.stop_ids,
+                cache_salt=self.cache_salt,
+                traffic=self.traffic,
+                num_cached_tokens=s.num_cached_tokens,
+                was_admitted=s.was_admitted,
+                confidences=s.confidences,
+            )  # fmt: skip
+            one.token_ids = list(s.token_ids)
+            found.append(one)
+        found[0].siblings = [one for one in found if one.state == EXPECTED]
+        return found
+
+
+def export(source: Engine, request_id: int) -> Handover:
+    """All that an unfinished request is, with its pages. It goes on at the source as if nothing had
+    happened. With steps on their way call `source.settle()` first, which gives their outputs.
+
+    KeyError for a request that has ended, RuntimeError while a step of it is on its way.
+    """
+    requests = source.unfinished(request_id)
+    if any(request.num_in_flight for request in requests):
+        raise RuntimeError(
+            f"a step of request_id {request_id} is on its way: call settle() of the engine first, "
+            "and take its outputs"
+        )
+    first = requests[0]
+    return Handover(
+        source.lm.fingerprint,
+        numerics(source),
+        tuple(first.prompt_token_ids),
+        first.params,
+        first.stop_ids,
+        first.most_tokens,
+        first.cache_salt,
+        first.traffic,
+        tuple(_sample(source, request) for request in requests),
+    )
+
+
+def admit(target: Engine, handover: Handover) -> int:
+    """Let the target go on with the request; its request id there. Without a seat or blocks it
+    waits there, in the order of arrival, and its pages wait with it.
+
+    ValueError, and nothing has changed, where it could never run: another model, or more tokens
+    than the pool holds. RuntimeError from a target that is closed.
+    """
+    if handover.model != target.lm.fingerprint:
+        raise ValueError(
+            f"the request was begun by a model other than {target.lm.name!r}: choose an engine "
+            "that serves the same weights"
+        )
+    longest = max((s.token_ids for s in handover.samples), key=len)
+    check_can_run(list(handover.prompt_token_ids), handover.params, target.lm, target.config)
+    blocks, size = target.config.num_blocks, target.config.block_size
+    if len(longest) > blocks * size:
+        raise ValueError(
+            f"request of {len(longest)} tokens needs more than all {blocks} blocks of {size}: "
+            "choose an engine with more, or raise its EngineConfig.num_blocks"
+        )
+    if handover.params.grammar is not None:
+        target.compiler.check(handover.params.grammar)
+    fits = handover.numerics == numerics(target)
+    pages = {i: s.pages for i, s in enumerate(handover.samples) if fits and s.pages is not None}
+    return target.take_on(handover.requests(), pages)
+
+
+def move(source: Engine, target: Engine, request_id: int, pages: bool = True) -> int:
+    """Hand a request over; its request id at the target. The source lets go of it only once the
+    target has it, so whatever is raised on the way, the request is still at the source.
+
+    pages   False: the tokens alone, as after a crash
+    """
+    handover = export(source, request_id)
+    moved = admit(target, handover if pages else handover.without_pages())
+    source.let_go(request_id)
+    return moved
+
+
+def numerics(engine: Engine) -> str:
+    """All that decides the bits of keys and values at a position; the cut into blocks does not."""
+    return fingerprint(engine.lm, engine.model, replace(engine.config, block_size=1))
+
+
+def _sample(source: Engine, request: Request) -> Sample:
+    return Sample(
+        request.sample_index,
+        request.seed,
+        tuple(request.token_ids),
+        tuple(request.logprobs),
+        request.num_given,
+        request.num_forks,
+        request.num_cached_tokens,
+        request.was_admitted,
+        request.state == EXPECTED,
+        request.confidences,
+        _pages(source, request),
+    )
+
+
+def _pages(source: Engine, request: Request) -> Pages | None:
+    """What the source has of it in pages; None where they are not whole."""
+    arrivals, manager = source.scheduler.arrivals, source.block_manager
+    table = manager.tables.get(request.sequence_id)
+    if table is None or not request.num_computed_tokens:
+        return arrivals.of(request)  # it came from elsewhere and still waits, or has none
+    unwritten = not arrivals.is_written(request) or manager.copies.keys() & set(table)
+    unloaded = any(load.request is request for load in source.prefix_cache.loads)
+    if unwritten or unloaded or request.is_replaying:
+        return None
+    return Pages.of(request, table, source.model, source.pages)
