@@ -114,6 +114,6 @@ def draw(lm: LanguageModel) -> Picture:
         figure,
         f"Each step's processing is made to take {held.sleep_ms:.1f} ms more. Without a grammar a "
         f"step is sampled right after its forward pass; under one the device waits "
-        f"{held.waits_ms:.1f} ms between the two, until the step before is processed. Before it was "
-        f"slowed down, the device waited {held.usual_ms:.1f} ms for masks.",
+        f"{held.waits_ms:.1f} ms between the two, until the step before is processed. Before it "
+        f"was slowed down, the device waited {held.usual_ms:.1f} ms for masks.",
     )
