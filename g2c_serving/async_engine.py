@@ -95,6 +95,8 @@ class AsyncEngine(Engine):
         finally:
             self.is_closed = True
             self._interval.drop()
+            if self._flights:  # an interrupt: nobody will hand over what they may wait for
+                self.worker.kill()
             self.worker.close()
         outputs, self._unreported = self._unreported + aborted, []
         return outputs
@@ -182,6 +184,8 @@ class AsyncEngine(Engine):
         try:
             wait(flight.done)
         except WorkerDied as err:
+            for one in self._flights:
+                one.handed_over.put({})  # or a job that waits for it might not hear of the end
             self.worker.join()  # until then it may write to the pages
             return str(err)
         return None

@@ -26,6 +26,7 @@ from g2c_serving.sample.grammar_compiler import GrammarCompiler
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.logprobs import TokenLogprobs
 from g2c_serving.sample.sampler import FAULTS
+from g2c_serving.sampling import Sampled
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.scheduled import Scheduled
 from g2c_serving.schedule.scheduler import Scheduler
@@ -141,21 +142,31 @@ class Loop(Launches):
         """Append tokens, check what ends, report all that moved."""
         moved = [request for s in step.scheduled for request in s.request.family]
         for s in step.scheduled:
-            request = s.request
-            if step.error is not None:
-                for one in request.family:
-                    one.finish("error", step.error)
-                continue
-            before, request.num_ready = request.num_ready, s.num_ready
-            request.num_in_flight -= s.num_tokens + s.num_drafts
-            self.prefix_cache.commit(request, before)
-            if s.samples:
-                request.num_pending -= 1 + s.num_drafts
-                for one in request.family:
-                    self._append(one, step.sampled[one.sequence_id])
-                self._roll_back(s, len(step.sampled[request.sequence_id]) - 1)
-                self._fork_siblings(request)
+            error = step.error
+            try:
+                if error is None:
+                    self._take_in(s, step.sampled)
+            except Exception as err:  # it is this one's own affair
+                logger.error("request %d ends with an error", s.request.request_id, exc_info=err)
+                error = f"{type(err).__name__} when its tokens were taken in: {err}"
+            if error is not None:
+                for request in s.request.family:
+                    if request.state != FINISHED:
+                        request.finish("error", error)
         self._report([request for request in moved if request.state != EXPECTED])
+
+    def _take_in(self, s: Scheduled, sampled: Sampled) -> None:
+        """What a step has computed of one request."""
+        request = s.request
+        before, request.num_ready = request.num_ready, s.num_ready
+        request.num_in_flight -= s.num_tokens + s.num_drafts
+        self.prefix_cache.commit(request, before)
+        if s.samples:
+            request.num_pending -= 1 + s.num_drafts
+            for one in request.family:
+                self._append(one, sampled[one.sequence_id])
+            self._roll_back(s, len(sampled[request.sequence_id]) - 1)
+            self._fork_siblings(request)
 
     def _remember(self, record: StepRecord) -> None:
         record.finished = [o.request_id for o in self._unreported if o.finish_reason is not None]

@@ -60,8 +60,9 @@ class Stream:
         if self._is_closed:
             raise StopAsyncIteration
         if self._channel is None:
-            self._channel = Channel(asyncio.get_running_loop(), self._request)
-            self._streams.submit(self._channel)
+            channel = Channel(asyncio.get_running_loop(), self._request)
+            self._streams.submit(channel)
+            self._channel = channel
             weakref.finalize(self, self._streams.leave, self._channel).atexit = False
         try:
             return await self._channel.next()

@@ -611,3 +611,25 @@ def test_the_users_own_policy_for_the_stop_button_stands(policy):
         assert calls == ([] if policy == "ignored" else [signal.SIGINT])
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_what_cannot_be_taken_in_ends_its_own_request_alone(monkeypatch):
+    """The host's part of a step fails for one request: a bug in reading its text, say."""
+    config = g.EngineConfig(num_blocks=8, block_size=4)
+    alone = g.Engine(FakeLM(), config).generate([[2, 3]], GREEDY)[0]
+    e = g.Engine(FakeLM(), config)
+    bad, good = e.add([1, 2], GREEDY), e.add([2, 3], GREEDY)
+    real = e._append
+
+    def append(request, sampled):
+        real(request, sampled)
+        if request.request_id == bad and request.num_generated == 3:
+            raise ZeroDivisionError("made up")
+
+    monkeypatch.setattr(e, "_append", append)
+    final = {}
+    while e.has_unfinished:
+        final |= {o.request_id: o for o in e.step() if o.finish_reason is not None}
+    assert final[bad].finish_reason == "error" and "ZeroDivisionError" in final[bad].message
+    assert final[good].token_ids == alone.token_ids and final[good].finish_reason == "length"
+    assert e.block_manager.num_free == e.block_manager.num_blocks
