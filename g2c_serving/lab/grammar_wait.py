@@ -51,17 +51,19 @@ class Run:
 
 def measure(lm: LanguageModel) -> dict[bool, Run]:
     """By whether the requests are under a grammar."""
-    return {False: _run(lm, None), True: _run(lm, Grammar.json_schema(ENDLESS))}
+    free = _run(lm, None, 0.0)
+    return {False: free, True: _run(lm, Grammar.json_schema(ENDLESS), free.sleep_ms)}
 
 
-def _run(lm: LanguageModel, grammar: Grammar | None) -> Run:
+def _run(lm: LanguageModel, grammar: Grammar | None, least_ms: float) -> Run:
     with Slow(lm) as engine:
         for seed in range(REQUESTS):
             engine.add("List:", SamplingParams(200, seed=seed, ignore_eos=True, grammar=grammar))
         _step(engine, WARM)
         usual = overlapped_lanes([e for e in engine.events if e.step >= 2])
         usual_ms = _waits(engine, 2)
-        engine.sleep_ms = LONGER * median(float(span.duration) for span in usual.device)
+        device_ms = median(float(span.duration) for span in usual.device)
+        engine.sleep_ms = max(least_ms, LONGER * device_ms)
         first = 1 + _newest(engine)
         _step(engine, STEPS)
         begun = [e.start_ms for e in engine.events if e.step >= first and e.phase == "schedule"]
@@ -96,7 +98,7 @@ def _waits(engine: AsyncEngine, first: int) -> float:
 
 def draw(lm: LanguageModel) -> Picture:
     found = measure(lm)
-    end = SHOWN * found[True].step_ms
+    end = min(SHOWN * found[True].step_ms, *(run.lanes.end for run in found.values()))
     figure = new_figure()
     with style():
         upper, lower = figure.subplots(2, 1, sharex=True)
