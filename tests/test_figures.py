@@ -139,6 +139,11 @@ def test_a_missing_or_wrong_row_makes_the_command_fail(monkeypatch, capsys):
     assert "OFF" in capsys.readouterr().out
 
 
+def test_every_computed_row_is_reproduced(capsys):
+    assert figures.main([]) == 0
+    assert "63 of 63 computed rows reproduced, 0 off, 0 not yet" in capsys.readouterr().out
+
+
 def test_all_rows_are_printed(capsys):
     figures.main([])
     out = capsys.readouterr().out

@@ -28,3 +28,12 @@ def test_a_marker_in_a_cell_is_shown_as_it_is():
     table = Table(("marker", "tokens"), [("<|user|>", "1")])
     assert table._repr_markdown_().splitlines()[2] == "| &lt;\\|user\\|> | 1 |"
     assert "<|user|>" in repr(table)
+
+
+def test_columns_of_words_are_flush_left_and_prices_are_no_formula():
+    table = Table(
+        ("ask", "answer", "ms"), [("what", "all of it", "5"), ("why", "$1 or $2", "12")], 2
+    )
+    assert repr(table) == "ask   answer     ms\nwhat  all of it   5\nwhy   $1 or $2   12"
+    assert table._repr_markdown_().splitlines()[1] == "| --- | --- | ---: |"
+    assert "\\$1 or \\$2" in table._repr_markdown_()

@@ -14,9 +14,9 @@ from functools import partial
 
 import numpy as np
 
-from g2c_serving.lab import charts, hit_calculator, memory, reservation, toy_budget
+from g2c_serving.lab import accepted_length, charts, hit_calculator, memory, reservation, toy_budget
 from g2c_serving.lab.hit_calculator import EXAMPLE, FLASH
-from g2c_serving.lab.published import Row, rows
+from g2c_serving.lab.published import Row, rows, value
 from g2c_serving.request import SamplingParams
 from g2c_serving.sample import rng
 from g2c_serving.sample.sampler import MIN_TEMPERATURE
@@ -79,6 +79,14 @@ for _name in toy_budget.NAMES:
 for _n in range(2, 9):
     REPRODUCED[f"toy.expected.{_n}"] = partial(toy_budget.expected_tokens, _n)
     REPRODUCED[f"toy.rate.{_n}"] = partial(toy_budget.tokens_per_ms, _n)
+
+# "Reading the numbers", and the one sum of the infrastructure's.
+REPRODUCED |= {
+    "lb.moe_percent": lambda: 100 * (value("lb.moe") - 1),
+    "tau.chart": partial(accepted_length.tau, "share"),
+    "tau.survival": partial(accepted_length.tau, "chance"),
+    "tau.gap": accepted_length.tau_gap,
+}
 
 OK, OFF, NOT_YET, SHOWN = "ok", "OFF", "not yet", "shown"
 

@@ -1,0 +1,183 @@
+"""A throughput chart taken apart: measured steps, times tau, times requests.
+
+Brief, "Reading the numbers". Works for DeepInfer's decode chart and for any other that
+`speed_chart.read` has read. Move the acceptance: the left third stays where it is, and what stands
+on it moves. The number of drafts is no slider, since other drafts make other steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from g2c_serving.lab.panel import Control, Panel, choice, slider
+from g2c_serving.lab.plots import BLACK, PINK, line, source_note
+from g2c_serving.lab.speed_chart import READINGS, SHARE, Point
+from g2c_serving.lab.table import Table
+
+MOST_RUNS = 3
+Column = list[float]  # of one axes, a number a point
+
+
+def panel(points: Sequence[Point], label: str = "Derived") -> Panel:
+    """The chart's anatomy. `label`: one of published.LABELS. ValueError for no points, more runs
+    than can be told apart, and a run with two points at the same load."""
+    points = sorted(points, key=lambda p: p.requests)
+    runs = list(dict.fromkeys(p.run for p in points))
+    if not 1 <= len(runs) <= MOST_RUNS:
+        raise ValueError(f"points hold {len(runs)} runs: give 1 to {MOST_RUNS}")
+    named = {_name(p, len(runs) > 1): p for p in points}
+    if len(named) < len(points):
+        raise ValueError("points: a run has two points at the same requests; name two runs")
+
+    def update(art: dict, point: str = "", percent: int = 0, reading: str = SHARE) -> str:
+        chosen = named.get(point, points[0])
+        return _update(art, points, chosen, percent / 100, reading)
+
+    return Panel(lambda figure: _draw(figure, points, runs, label), update, _controls(named))
+
+
+def _name(point: Point, with_run: bool) -> str:
+    load = f"{point.requests:,} request{'s' * (point.requests > 1)}"
+    return f"{point.run}, {load}" if with_run else load
+
+
+def _controls(named: dict[str, Point]) -> dict[str, Control]:
+    controls = {}
+    names = list(named)
+    if len(names) > 1:
+        controls["point"] = choice("Point", names, names[len(names) // 2])
+    given = [p.assumed_acceptance for p in named.values() if p.assumed_acceptance is not None]
+    if given:
+        controls["percent"] = slider("Acceptance a (%)", 0, 100, round(100 * given[0]))
+        controls["reading"] = choice("a is", tuple(READINGS))
+    return controls
+
+
+# ---- the three factors ----
+
+
+def _steps(points: Sequence[Point]) -> Column:
+    nan = float("nan")
+    return [nan if p.steps_per_s is None else p.steps_per_s for p in points]
+
+
+def _draw(figure: Figure, points: list[Point], runs: list[str], label: str) -> dict[str, Any]:
+    steps, user, machine = figure.subplots(1, 3)
+    art: dict[str, Any] = {"user": [], "machine": [], "runs": runs}
+    printed: dict[str, Any] = {"color": BLACK, "linestyle": "none", "fillstyle": "none"}
+    for k, run in enumerate(runs):
+        own = [p for p in points if p.run == run]
+        steps.plot([p.requests for p in own], _steps(own), **line(k))
+        for axes, name in ((user, "user"), (machine, "machine")):
+            art[name] += axes.plot([], [], label=run, **line(k))
+    for axes, column in ((user, _user(points)), (machine, _machine(points))):
+        loads = [p.requests for p in points]
+        axes.plot(loads, column, "o", markersize=11, label="as printed", **printed)
+    chosen: dict[str, Any] = {"color": PINK, "marker": "D", "markersize": 7, "linestyle": "none"}
+    art["chosen"] = [axes.plot([], [], **chosen)[0] for axes in (steps, user, machine)]
+    most = [1.0] * len(points)
+    tops = (_steps(points), _user(points, most), _machine(points, most))
+    titles = ("steps/s", "× tau: tokens/s of a user", "× requests: of all")
+    for axes, top, title in zip((steps, user, machine), tops, titles, strict=True):
+        _frame(axes, points, top, title)
+    if not any(p.is_assumed for p in points):
+        words = "tokens were\ncounted: no tau"
+        steps.text(0.5, 0.5, words, transform=steps.transAxes, ha="center")
+        steps.set_yticks([])
+    user.legend(loc="best", fontsize=8)
+    source_note(machine, label)
+    return art
+
+
+def _frame(axes: Axes, points: list[Point], tops: Column, title: str) -> None:
+    loads = sorted({p.requests for p in points})
+    axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.set_xticks(loads, [f"{n:,}" for n in loads])
+    top = max((t for t in tops if t == t), default=1.0)
+    axes.set(xlim=(loads[0] / 1.4, loads[-1] * 1.4), ylim=(0, 1.1 * top), xlabel="requests")
+    axes.set_title(title, fontsize=10)
+    axes.tick_params(labelsize=9)
+    axes.yaxis.set_major_formatter("{x:,g}")
+
+
+def _user(
+    points: Sequence[Point], acceptance: Sequence[float] | None = None, reading: str = SHARE
+) -> Column:
+    """tokens/s of one user, as printed or with other acceptances."""
+    if acceptance is None:
+        return [p.tokens_per_s for p in points]
+    return [p.read_with(a, reading) for p, a in zip(points, acceptance, strict=True)]
+
+
+def _machine(
+    points: Sequence[Point], acceptance: Sequence[float] | None = None, reading: str = SHARE
+) -> Column:
+    users = _user(points, acceptance, reading)
+    return [p.requests * speed for p, speed in zip(points, users, strict=True)]
+
+
+def _update(
+    art: dict[str, Any], points: list[Point], chosen: Point, acceptance: float, reading: str
+) -> str:
+    for k, run in enumerate(art["runs"]):
+        own = [p for p in points if p.run == run]
+        loads, a = [p.requests for p in own], [acceptance] * len(own)
+        art["user"][k].set_data(loads, _user(own, a, reading))
+        art["machine"][k].set_data(loads, _machine(own, a, reading))
+    one, a = [chosen], [acceptance]
+    heights = (_steps(one), _user(one, a, reading), _machine(one, a, reading))
+    for mark, height in zip(art["chosen"], heights, strict=True):
+        mark.set_data([chosen.requests], height)
+    return _said(points, chosen, acceptance, reading)
+
+
+def _said(points: list[Point], chosen: Point, acceptance: float, reading: str) -> str:
+    speed = chosen.read_with(acceptance, reading)
+    load, total = chosen.requests, speed * chosen.requests
+    head = f"{chosen.run}, {load:,} request{'s' * (load > 1)}: "
+    if chosen.steps_per_s is None:
+        return (
+            f"{head}{speed:,.0f} tokens a second of a user were counted ({chosen.source}), "
+            f"{total:,.0f} of all; no tau in them, so nothing moves. "
+            f"{_others(points, acceptance, reading)}"
+        )
+    tau = speed / chosen.steps_per_s
+    off = speed / chosen.tokens_per_s - 1
+    change = "as printed"
+    if abs(off) >= 5e-4:
+        change = f"{off:+.0%} against the {chosen.tokens_per_s:,.0f} printed"
+    return (
+        f"{head}{chosen.steps_per_s:.1f} steps a second ({chosen.source}), times tau {tau:.2f} "
+        f"(assumed: {chosen.assumed_drafts} drafts, a = {acceptance:.0%} as "
+        f"{reading.split(':')[0]}), are {speed:,.0f} tokens a second of a user, {change}; times "
+        f"{load:,} requests {total:,.0f}."
+    )
+
+
+def _others(points: list[Point], acceptance: float, reading: str) -> str:
+    """What the points with a tau do meanwhile."""
+    off = [p.read_with(acceptance, reading) / p.tokens_per_s - 1 for p in points if p.is_assumed]
+    if not off:
+        return "Nor is there one in any other point."
+    return (
+        f"{len(off)} of the chart's {len(points)} points assume one: with a = {acceptance:.0%} as "
+        f"{reading.split(':')[0]} they go by {min(off):+.0%} to {max(off):+.0%}."
+    )
+
+
+def steps_table(points: Sequence[Point]) -> Table:
+    """What lies behind each point: tau, steps a second, ms a step."""
+    rows = []
+    for p in points:
+        steps, behind = p.steps_per_s, ("counted", "", "")
+        if steps is not None:
+            behind = (f"{p.tau:.2f}", f"{steps:.1f}", f"{1000 / steps:.1f}")
+        kind = (p.verification, p.source)
+        rows.append((p.run, f"{p.requests:,}", f"{p.tokens_per_s:,.1f}", *behind, *kind))
+    head = ("run", "requests", "tokens/s, a user", "tau", "steps/s", "ms a step")
+    return Table((*head, "verification", "source"), rows)
