@@ -171,7 +171,7 @@ def test_what_is_not_computed_yet_is_not_found():
 
 
 def test_sessions_grow_and_come_in_order():
-    prompts = sessions(20, 1e6, turns=5, think_us=2e6, first=2000, more=300, seed=1)
+    prompts = sessions(20, 5, 1e6, more=300, seed=1)
     assert [p.time for p in prompts] == sorted(p.time for p in prompts) and len(prompts) == 100
     for session in range(20):
         lengths = [p.length for p in prompts if p.session == session]
@@ -179,7 +179,7 @@ def test_sessions_grow_and_come_in_order():
 
 
 def test_every_prompt_is_served_once():
-    prompts = sessions(60, 2e4, turns=4, think_us=1e5, first=2000, more=500)
+    prompts = sessions(60, 4, 2e4, more=500)
     for router in (routing.at_random(), routing.least_work, routing.to_prefix()):
         found = PrefillPool(4, router, per_token).serve(prompts)
         assert [one.prompt for one in found] == prompts
@@ -278,6 +278,8 @@ def test_what_is_refused():
         PrefillPool(1, routing.least_work, per_token).serve([Prompt(5, 0, 1), Prompt(4, 1, 1)])
     with pytest.raises(ValueError, match="gap_us=0"):
         single_prompts(3, 0, 100, 1)
+    with pytest.raises(ValueError, match="more=0"):
+        sessions(3, 2, 1e3, 0)
     with pytest.raises(ValueError, match="spread=-1"):
         Traffic(spread=-1)
     with pytest.raises(ValueError, match="answer=0"):

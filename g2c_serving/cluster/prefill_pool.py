@@ -78,22 +78,20 @@ def single_prompts(
     return [Prompt(time, session, length) for session, (time, length) in enumerate(pairs)]
 
 
-def sessions(
-    number: int, gap_us: float, turns: int, think_us: float, first: int, more: int, seed: int = 0
-) -> list[Prompt]:
-    """`number` sessions of `turns` prompts each, in order of time: sessions begin `gap_us` apart on
-    average, their turns come `think_us` apart (both exponential); the first prompt has about
-    `first` tokens, each later one about `more` beyond the one before (both lognormal)."""
-    draw, turns = np.random.default_rng(seed), as_int("turns", turns, 1)
-    found: list[Prompt] = []
-    begins = np.cumsum(draw.exponential(gap_us, number))
-    for session, begin in enumerate(begins):
-        times = begin + np.append(0, np.cumsum(draw.exponential(think_us, turns - 1)))
-        sizes = np.append(first, np.full(turns - 1, more)) * np.exp(draw.normal(0, 0.7, turns))
-        lengths = np.cumsum(np.ceil(sizes)).astype(int)
-        pairs = zip(times.round().astype(int).tolist(), lengths.tolist(), strict=True)
-        found += [Prompt(time, session, length) for time, length in pairs]
-    return sorted(found, key=lambda prompt: prompt.time)
+def sessions(number: int, turns: int, gap_us: float, more: float, seed: int = 0) -> list[Prompt]:
+    """`number` sessions of `turns` prompts each, all of which go on all the time: Poisson arrivals,
+    `gap_us` apart on average, each the next turn of some session. A turn has about `more` tokens
+    (lognormal, 0.7) beyond the one before."""
+    number, turns = as_int("number", number, 1), as_int("turns", turns, 1)
+    if as_number("gap_us", gap_us) <= 0 or as_number("more", more) <= 0:
+        raise ValueError(f"gap_us={gap_us} and more={more} must be above 0")
+    draw = np.random.default_rng(seed)
+    whose = draw.permutation(np.repeat(np.arange(number), turns))
+    lengths = np.ceil(more * np.exp(draw.normal(0, 0.7, (number, turns)))).cumsum(1).astype(int)
+    times = np.cumsum(gap_us * draw.exponential(1, number * turns)).round().astype(int)
+    left = [iter(row) for row in lengths.tolist()]
+    pairs = zip(times.tolist(), whose.tolist(), strict=True)
+    return [Prompt(time, session, next(left[session])) for time, session in pairs]
 
 
 # ---- the pool ----
