@@ -310,7 +310,7 @@ def test_preempted_at_the_target_it_is_computed_again_and_the_same():
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (lambda: engine(num_blocks=5), "request of 24 tokens needs more than all 5 blocks of 4"),
+        (lambda: engine(num_blocks=10), "may need 43 tokens, more than all 10 blocks of 4"),
         (lambda: engine(WINDOW), "begun by a model other than"),
     ],
 )
@@ -388,7 +388,7 @@ def test_between_engines_that_overlap(mode):
 # ---- any mix ----
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_any_mix_of_moves_forks_and_preemptions(seed):
     """Random requests on three engines of random sizes; the right value is each one's run alone."""
     rng = random.Random(seed)

@@ -54,8 +54,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Handover:
-    """A request on its way. `model` and `numerics` are fingerprints: of the weights, and of all
-    that decides the bits of keys and values."""
+    """A request on its way.
+
+    model, numerics   fingerprints: of the weights, and of all that decides the bits of keys and
+                      values
+    room              tokens that it and its drafts may need, as far as the source's pool holds them
+    """
 
     model: str
     numerics: str
@@ -63,6 +67,7 @@ class Handover:
     params: SamplingParams
     stop_ids: frozenset[int]
     most_tokens: int
+    room: int
     cache_salt: str
     traffic: str
     samples: tuple[Sample, ...]
@@ -87,7 +92,14 @@ class Handover:
             if out is not None and len(out.token_ids):
                 tokens = (*self.prompt_token_ids, *out.token_ids)
                 logprobs = tuple(out.logprobs or ())
-                sample = replace(sample, token_ids=tokens, logprobs=logprobs, is_expected=False)
+                sample = replace(
+                    sample,
+                    token_ids=tokens,
+                    logprobs=logprobs,
+                    num_cached_tokens=out.num_cached_tokens,
+                    was_admitted=True,
+                    is_expected=False,
+                )
             samples.append(sample)
         return replace(self, samples=tuple(samples))
 
@@ -135,6 +147,7 @@ def export(source: Engine, request_id: int) -> Handover:
         first.params,
         first.stop_ids,
         first.most_tokens,
+        min(first.most_tokens + _num_drafts(source), _pool_tokens(source)),
         first.cache_salt,
         first.traffic,
         tuple(_sample(source, request) for request in requests),
@@ -145,21 +158,20 @@ def admit(target: Engine, handover: Handover) -> int:
     """Let the target go on with the request; its request id there. Without a seat or blocks it
     waits there, in the order of arrival, and its pages wait with it.
 
-    ValueError, and nothing has changed, where it could never run: another model, or more tokens
-    than the pool holds. RuntimeError from a target that is closed.
+    ValueError, and nothing has changed, where it could never run: another model, or a pool that it
+    may outgrow there and not at the source. RuntimeError from a target that is closed.
     """
     if handover.model != target.lm.fingerprint:
         raise ValueError(
             f"the request was begun by a model other than {target.lm.name!r}: choose an engine "
             "that serves the same weights"
         )
-    longest = max((s.token_ids for s in handover.samples), key=len)
     check_can_run(list(handover.prompt_token_ids), handover.params, target.lm, target.config)
-    blocks, size = target.config.num_blocks, target.config.block_size
-    if len(longest) > blocks * size:
+    if handover.room > _pool_tokens(target):
         raise ValueError(
-            f"request of {len(longest)} tokens needs more than all {blocks} blocks of {size}: "
-            "choose an engine with more, or raise its EngineConfig.num_blocks"
+            f"the request may need {handover.room} tokens, more than all {target.config.num_blocks}"
+            f" blocks of {target.config.block_size}: choose an engine with more, or raise its "
+            "EngineConfig.num_blocks"
         )
     if handover.params.grammar is not None:
         target.compiler.check(handover.params.grammar)
@@ -183,6 +195,15 @@ def move(source: Engine, target: Engine, request_id: int, pages: bool = True) ->
 def numerics(engine: Engine) -> str:
     """All that decides the bits of keys and values at a position; the cut into blocks does not."""
     return fingerprint(engine.lm, engine.model, replace(engine.config, block_size=1))
+
+
+def _pool_tokens(engine: Engine) -> int:
+    return engine.config.num_blocks * engine.config.block_size
+
+
+def _num_drafts(engine: Engine) -> int:
+    speculation = engine.config.speculation
+    return 0 if speculation is None else speculation.num_drafts
 
 
 def _sample(source: Engine, request: Request) -> Sample:

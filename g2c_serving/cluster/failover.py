@@ -1,0 +1,134 @@
+"""An engine is asked to stop, or dies: its requests go on elsewhere, and no token is lost.
+
+Asked to stop, it takes no new requests and has a grace period in which those that are nearly done
+may end. Then it forwards the others with their caches (`fleet.Fleet.move`), nothing is computed
+again, and it leaves. Where nobody could ever run one of them, the engine stays until it has ended.
+
+Dead, from one moment to the next, it forwards nothing: its caches are gone. But the fleet knows the
+tokens that each user was told, and the seed; another engine computes those tokens again and goes on.
+
+Brief, "Fault tolerance and autoscaling", Reported: "a decode engine being shut down gets a
+one-minute grace period, then forwards its unfinished requests and their caches to other engines".
+What happens after a crash is not disclosed; here it is what the seeds allow. Left out: engines that
+are found dead by their silence, and autoscaling, which is `attach` and `stop` at the right time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from g2c_serving.checks import as_number
+from g2c_serving.cluster.fleet import Fleet
+from g2c_serving.cluster.handover import Handover
+from g2c_serving.engine import Engine
+from g2c_serving.request import RequestOutput
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 60.0  # Reported
+
+
+class Failover(Fleet):
+    """A fleet whose engines may stop and die. `now` tells the time in seconds."""
+
+    def __init__(
+        self, engines: Mapping[str, Engine], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(engines)
+        self.now = now
+        self.stopping: dict[str, float] = {}  # by name: when the grace period ends
+        self._staying: set[int] = set()  # requests that nobody else can run
+
+    def stop(self, name: str, grace_s: float = GRACE_S) -> None:
+        """Ask an engine to stop. KeyError for no such engine, ValueError for a negative time."""
+        grace_s = as_number("grace_s", grace_s)
+        if grace_s < 0:
+            raise ValueError(f"grace_s={grace_s} must be 0 seconds or more")
+        if name not in self.engines:
+            raise KeyError(f"name {name!r} is no engine here: {', '.join(self.engines) or 'none'}")
+        self.stopping[name] = self.now() + grace_s
+        self.note("stops", None, name)
+
+    def step(self) -> list[RequestOutput]:
+        """A step of each engine; those whose grace is over forward what they have. An engine that
+        raises is taken for dead. RuntimeError if requests wait and there is no engine at all."""
+        outputs = []
+        for name in list(self.engines):
+            outputs += self._guarded(name, self._step_of)
+        for name, deadline in list(self.stopping.items()):
+            if name in self.engines and self.now() >= deadline:
+                outputs += self._guarded(name, self._forward)
+            if name in self.engines and not self.on(name):
+                self._leave(name, "leaves")
+        self._place_the_homeless()
+        self.steps += 1
+        return outputs
+
+    def _step_of(self, name: str) -> list[RequestOutput]:
+        engine = self.engines[name]
+        return self._told(name, engine.step()) if engine.has_unfinished else []
+
+    def _guarded(self, name: str, do: Callable[[str], list[RequestOutput]]) -> list[RequestOutput]:
+        if name not in self.engines:
+            return []
+        try:
+            return do(name)
+        except Exception as err:
+            self._bury(name, err)
+            return []
+
+    # asked to stop
+
+    def _forward(self, name: str) -> list[RequestOutput]:
+        """Hand over all that an engine has. What nobody can run stays."""
+        outputs = self.settle(name)
+        for request_id in self.on(name):
+            moved = any(self.move(request_id, to) for to in self._candidates())
+            if not moved and request_id not in self._staying:
+                self._staying.add(request_id)
+                self.note("stays", request_id, name, self.tickets[request_id].num_tokens)
+        return outputs
+
+    def _admit(self, name: str, handover: Handover) -> int | None:
+        """A target that dies of it has not taken the request."""
+        try:
+            return super()._admit(name, handover) if name in self.engines else None
+        except Exception as err:
+            self._bury(name, err)
+            return None
+
+    def _candidates(self) -> list[str]:
+        return [name for name in super()._candidates() if name not in self.stopping]
+
+    # dead
+
+    def _bury(self, name: str, err: Exception) -> None:
+        logger.error("engine %s is dead", name, exc_info=err)
+        for request_id in self.on(name):
+            ticket = self.tickets[request_id]
+            del self._ids[name, ticket.local_id]
+            ticket.engine = None
+            self.note("waits", request_id, None, ticket.num_tokens)
+        self._leave(name, "dies")
+
+    def _leave(self, name: str, how: str) -> None:
+        self.stopping.pop(name, None)
+        del self.engines[name]
+        self.note(how, None, name)
+
+    def _place_the_homeless(self) -> None:
+        """Requests without an engine go on from their tickets, where there is one for them."""
+        homeless = [i for i, ticket in self.tickets.items() if ticket.engine is None]
+        if homeless and not self.engines:
+            raise RuntimeError(
+                f"{len(homeless)} requests wait and no engine is left: attach one; none of their "
+                "tokens is lost"
+            )
+        for request_id in homeless:
+            for name in self._candidates():
+                local_id = self._admit(name, self.tickets[request_id].now())
+                if local_id is not None:
+                    self._settle_in(request_id, name, local_id, "restarts")
+                    break
