@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from g2c_serving.lab import chart_panel, charts, checklist, speed_chart
+import g2c_serving as g
+from g2c_serving.lab import chart_panel, charts, checklist, own_chart, speed_chart
 from g2c_serving.lab.speed_chart import CHANCE, COLUMNS, SHARE, Point, decode_chart, read, write
 
 HEAD = ",".join(COLUMNS)
@@ -133,6 +134,27 @@ def test_the_steps_behind_a_chart():
     lines = repr(chart_panel.steps_table(decode_chart())).splitlines()
     assert [line.split()[-3] for line in lines[1:]] == ["10.0", "13.2", "31.6"]
     assert "counted" in repr(chart_panel.steps_table(read(OWN)))
+
+
+# ---- your own ----
+
+
+def test_at_its_own_share_the_assumed_chart_is_the_counted_one(monkeypatch):
+    """Tokens are counted at the outputs, the share at the drafts: they meet at every load."""
+    monkeypatch.setattr(own_chart, "STEPS", 6)
+    timed = own_chart.measure(g.load("tiny"), g.load("tiny-drafter"), (1, 3), 2, temperature=1.5)
+    assert [(one.requests, one.steps, one.trace.drafts) for one in timed] == [(1, 6, 2), (3, 6, 2)]
+    for one in timed:
+        assert one.trace.stood[0] == 6 * one.requests  # all decode, in every step
+        counted, assumed = own_chart.points([one], one.trace.share)
+        assert counted.tokens_per_s == pytest.approx(assumed.tokens_per_s)
+        assert assumed.steps_per_s == pytest.approx(one.steps / one.seconds)
+        assert not counted.is_assumed
+    assert 0 < own_chart.share(timed) <= 1
+    panel = chart_panel.panel(own_chart.points(timed), "Measured here")
+    assert panel.error is None and set(panel.controls) == {"point", "percent", "reading"}
+    with pytest.raises(ValueError, match="assumed_acceptance=75 must be a fraction"):
+        own_chart.points(timed, 75)
 
 
 # ---- the checklist ----

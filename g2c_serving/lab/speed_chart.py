@@ -23,6 +23,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from g2c_serving.lab import charts
 from g2c_serving.lab.acceptance import as_a_chain, as_a_share
@@ -147,7 +148,7 @@ def _point(line: int, cells: Mapping[str, str | None]) -> Point:
         raise ValueError(f"line {line}: {error}") from None
 
 
-def _number(field: str, text: str, kind: type, optional: bool = False):  # noqa: ANN202
+def _number(field: str, text: str, kind: type, optional: bool = False) -> Any:
     if optional and not text:
         return None
     try:
