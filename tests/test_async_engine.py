@@ -736,6 +736,23 @@ def test_engines_side_by_side(engine):
     assert sys.getswitchinterval() == interval
 
 
+def test_ordinary_engines_side_by_side_share_a_model(engine):
+    """Without the invariant mode all engines compute with the loaded model itself, each on a thread
+    of its own: they take the same steps, with the same rounding."""
+    asked = [params(i) for i in range(len(PROMPTS))]
+    expected = [o.token_ids for o in engine(batch_invariant=False).generate(PROMPTS, asked)]
+    engines = [engine(batch_invariant=False) for _ in range(3)]
+    assert engines[0].model is engines[1].model
+    found: list[dict[int, list[int]]] = [{} for _ in engines]
+    for e in engines:
+        for prompt, one in zip(PROMPTS, asked, strict=True):
+            e.add(prompt, one)
+    while any(e.has_unfinished for e in engines):
+        for e, tokens in zip(engines, found, strict=True):
+            tokens |= {o.request_id: o.token_ids for o in e.step() if o.finish_reason}
+    assert all([tokens[i] for i in sorted(tokens)] == expected for tokens in found)
+
+
 # ---- the stop button ----
 
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import itertools
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,6 +73,22 @@ def test_the_same_as_engine(seed):
     assert_equal(trace, expected(seed), played)
     if played.engine.stats.steps > 20:
         assert share > 0.3
+
+
+@pytest.mark.parametrize("seed", range(1, SEEDS, 7))
+def test_the_device_dies_now_and_then(seed):
+    """Its worker is killed at random: in flight end with an error, the others have what Engine
+    gives them, and all blocks come back."""
+    trace, dice = make(seed), random.Random(seed)
+    kill_at = {dice.randrange(3), dice.randrange(40), dice.randrange(40)}
+    calls = itertools.count()
+    played = play(trace, Watched, lambda e: next(calls) in kill_at and e.worker.kill())
+    killed = [key for key, final in played.final.items() if "killed" in (final.message or "")]
+    assert all(played.final[key].finish_reason == "error" for key in killed)
+    whole = expected(seed)
+    both = (played.final.keys() & whole.final.keys()) - set(killed)
+    one, other = (replace(p, final={key: p.final[key] for key in both}) for p in (whole, played))
+    assert_equal(trace, one, other)
 
 
 def test_the_traces_hold_what_they_should():

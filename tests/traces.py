@@ -56,6 +56,7 @@ HEART = "\N{HEAVY BLACK HEART}"
 THINK, UNTHINK = 264, 265
 LIKELY = [*b"abcdefgh .", *HEART.encode(), EOS, CALL, END, THINK, UNTHINK]
 MOST_STEPS = 4000
+COSTS = g.CostModel(1.0, 0.2, 0.01, 0.3, 0.01, 0.01)  # what a trace's time budget goes by
 
 # ---- models ----
 
@@ -163,8 +164,11 @@ class Trace:
     def config(self, folder: str = "", **changed: Any) -> g.EngineConfig:
         """What `changed` names is not the trace's. folder: for blocks on disk, if it has any."""
         how: dict[str, Any] = {"batch_invariant": True, **self.sizes, **changed}
+        how["forbid_sync"] = self.seed % 4 == 0  # it takes its time, and other tests have it
         if how["enable_prefix_caching"] and how.get("cache_bytes"):
             how["cache_dir"] = folder
+        if "step_time_budget_ms" in how:
+            how["cost_model"] = COSTS
         if self.mode != "off":
             times = {"step_time": lambda rows: 10.0 + rows} if self.mode == "budgeted" else {}
             drafter = model(self.drafter)
@@ -204,6 +208,8 @@ def make(seed: int, mode: str | None = None) -> Trace:
     asks = tuple(
         _ask(str(i), dice, beginnings, longest, mode) for i in range(dice.choice([2, 4, 4, 6]))
     )
+    if dice.random() < 0.15:
+        sizes["step_time_budget_ms"] = dice.choice([2.0, 6.0])  # of COSTS
     return Trace(seed, which, mode, num_drafts, drafter, sizes, asks)
 
 
@@ -495,8 +501,8 @@ def _may_be_missing(trace: Trace, key: Key) -> bool:
 def _short_aborts(trace: Trace, played: Played) -> Iterator[str]:
     """Who is aborted at k > 0 has k tokens (rule 2)."""
     for ask in trace.asks:
-        final = played.final[ask.name, 0]
-        if final.was_aborted and ask.abort and len(final.token_ids) < ask.abort:
+        final = played.final.get((ask.name, 0))
+        if final and final.was_aborted and ask.abort and len(final.token_ids) < ask.abort:
             yield f"{ask.name} was aborted before it had {ask.abort} tokens: {final.token_ids}"
 
 
@@ -506,8 +512,8 @@ def _unlike_twins(trace: Trace, played: Played) -> Iterator[str]:
         fork = _fork(trace, name)
         if fork is None or fork.seed != trace.ask(name).params["seed"]:
             continue
-        parent = played.final[trace.ask(name).name, sample]
-        if not (final.was_aborted or parent.was_aborted):
+        parent = played.final.get((trace.ask(name).name, sample))
+        if parent and not (final.was_aborted or parent.was_aborted):
             yield from _unequal((name, sample), parent, final)
 
 
