@@ -211,7 +211,7 @@ def test_the_headings_of_the_matrix_stand_apart(case):
     (axes,) = panel.figure.axes
     renderer = panel.figure.canvas.get_renderer()
     heads = [label for label in axes.get_xticklabels(which="major") if label.get_text()]
-    assert len(heads) == len(DISTURBANCES) + 1
+    assert len(heads) == len(DISTURBANCES)
     boxes = [label.get_window_extent(renderer) for label in heads]
     gaps = [after.x0 - before.x1 for before, after in zip(boxes, boxes[1:], strict=False)]
     assert min(gaps) >= 8 * panel.figure.dpi / 100, list(zip(gaps, heads, strict=False))

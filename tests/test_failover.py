@@ -1,5 +1,5 @@
-"""Engines that stop, die, or are two pools: every request ends once, with the tokens of a run alone,
-and what a user was told never changes."""
+"""Engines that stop, die, or are two pools: every request ends once, with the tokens of a run
+alone, and what a user was told never changes."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ may end. Then it forwards the others with their caches (`fleet.Fleet.move`), not
 again, and it leaves. Where nobody could ever run one of them, the engine stays until it has ended.
 
 Dead, from one moment to the next, it forwards nothing: its caches are gone. But the fleet knows the
-tokens that each user was told, and the seed; another engine computes those tokens again and goes on.
+tokens that each user was told, and the seed; another engine computes those again and goes on.
 
 Brief, "Fault tolerance and autoscaling", Reported: "a decode engine being shut down gets a
 one-minute grace period, then forwards its unfinished requests and their caches to other engines".

@@ -5,8 +5,8 @@ each request the fleet keeps a ticket: what it was when it came, and the last ou
 Whoever holds the ticket can let any engine go on with the request (`handover.Handover.after`): what
 was told stays, and what was computed but never told is drawn again, the same.
 
-`failover.py` and `two_pools.py` move requests by it. Left out: threads and machines. All engines are
-in this process, and `step` lets each of them take a step in turn.
+`failover.py` and `two_pools.py` move requests by it. Left out: threads and machines. All engines
+are in this process, and `step` lets each of them take a step in turn.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Brief, section 3: fully deterministic sampling needs keyed draws, batch-invariant logits and a fixed
 sampling path together. Each cell is two real runs of one request (`disturbances.py`). In all rows
 but one, top_p has been put on the edge between two sums on purpose (`knife_edge.py`). The third
-contract is at stake with speculation (section 4): the last two rows speculate. Migration needs more
-than one machine: not yet run.
+contract is at stake with speculation (section 4): the last two rows speculate.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from g2c_serving.lab import knife_edge
 from g2c_serving.lab.disturbances import DISTURBANCES, Case, Contracts
 from g2c_serving.lab.panel import Panel, choice
 from g2c_serving.lab.parting import Parting, Seen, compare
-from g2c_serving.lab.plots import BLACK, GREEN, GREY, ORANGE, PINK, Blocks
+from g2c_serving.lab.plots import BLACK, GREEN, ORANGE, PINK, Blocks
 
 PLAIN = "keyed draws, ordinary logits"
 LAST = "keyed draws, invariant logits"
@@ -34,13 +33,11 @@ ROWS: dict[str, Contracts] = {  # in all of them but PLAIN, top_p stands on an e
     BUDGET: Contracts(keyed=True, invariant=True, path="budgeted"),
     ALL: Contracts(keyed=True, invariant=True, path="fixed"),
 }
-NOT_YET_COLUMN = "migration"
-SAME, BITS, PART, NOT_YET = "same", "bits", "part", "not yet run"
+SAME, BITS, PART = "same", "bits", "part"
 LOOKS: dict[str, dict] = {
     SAME: {"facecolor": GREEN, "hatch": "", "label": "\u2713 all equal"},
     BITS: {"facecolor": PINK, "hatch": "...", "label": "\u2248 other bits, same tokens"},
     PART: {"facecolor": ORANGE, "hatch": "///", "label": "\u2717 other tokens from there on"},
-    NOT_YET: {"facecolor": "white", "hatch": "", "label": "\u2013 not yet run"},
 }
 
 
@@ -133,25 +130,24 @@ def _draw(figure: Figure, matrix: Matrix, columns: tuple[str, ...]) -> dict[str,
     axes = figure.subplots()
     axes.grid(False)
     rows = tuple(ROWS)
-    heads = (*columns, NOT_YET_COLUMN)
     places: dict[str, list[tuple[int, int]]] = {state: [] for state in LOOKS}
     for y, row in enumerate(rows):
-        for x, column in enumerate(heads):
-            cell = matrix.cells.get((row, column))
-            places[cell.state if cell else NOT_YET].append((x, y))
+        for x, column in enumerate(columns):
+            cell = matrix.cells[row, column]
+            places[cell.state].append((x, y))
             axes.text(x, y, _mark(cell), ha="center", va="center", fontsize=10, color=BLACK,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2})  # fmt: skip
     for state, look in LOOKS.items():
         xs, ys = zip(*places[state], strict=True) if places[state] else ((), ())
-        edge = {"edgecolor": GREY if state == NOT_YET else "white"}
-        Blocks(axes, 0, **{**look, **edge}).set_boxes(_less(xs, 0.46), _less(ys, 0.42), 0.92, 0.84)
-    axes.set(xlim=(-0.55, len(heads) - 0.45), ylim=(len(rows) - 0.5, -0.5))
-    axes.set_xticks(range(len(heads)), [head.replace(" ", "\n") for head in heads], fontsize=9)
+        blocks = Blocks(axes, 0, **look, edgecolor="white")
+        blocks.set_boxes(_less(xs, 0.46), _less(ys, 0.42), 0.92, 0.84)
+    axes.set(xlim=(-0.55, len(columns) - 0.45), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xticks(range(len(columns)), [c.replace(" ", "\n") for c in columns], fontsize=9)
     names = [row.replace(", on an edge", ",\non an edge") for row in rows]  # wide columns
     axes.set_yticks(range(len(rows)), names, fontsize=9)
     axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
     axes.spines[:].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8.5, handlelength=1.6)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8.5, handlelength=1.6)
     figure.text(0.005, 0.9, "Measured here", fontsize=9, color="#555555")
     return {"chosen": Blocks(axes, 0, facecolor="none", edgecolor=BLACK, hatch="", linewidth=2.4)}
 
@@ -160,9 +156,7 @@ def _less(places: Sequence[int], half: float) -> list[float]:
     return [place - half for place in places]
 
 
-def _mark(cell: Cell | None) -> str:
-    if cell is None:
-        return "\u2013"
+def _mark(cell: Cell) -> str:
     if cell.state == PART:
         return f"\u2717 {(cell.parting.token or 0) + 1}"
     return "\u2713" if cell.state == SAME else "\u2248"

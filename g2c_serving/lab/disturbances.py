@@ -2,8 +2,7 @@
 
 Brief, section 3: think of reproducibility as three contracts, random draws, numerical results and
 sampling path. A `Contracts` says which of them an engine keeps; a disturbance is what differs
-between two runs of the same request. `parting.py` tells where two runs part, and why. Moving a
-request needs a cluster, which is not here yet.
+between two runs of the same request. `parting.py` tells where two runs part, and why.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from g2c_serving.cluster import handover
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
 from g2c_serving.forward.checkpoints import LanguageModel, load
@@ -216,6 +216,32 @@ def another_engine(case: Case, keeps: Contracts) -> tuple[Seen, Seen]:
     return serve(one, case, []), serve(other, case, _with(case, 2))
 
 
+def migration(case: Case, keeps: Contracts) -> tuple[Seen, Seen]:
+    """Alone to the end; or moved after its first token, with its cache, to an engine with blocks of
+    another size, which serves others."""
+    alone, source = make_engine(case, keeps), make_engine(case, keeps)
+    target = make_engine(case, keeps, block_size=2 * BLOCK)
+    for i, prompt in enumerate(_with(case, 3)):
+        target.add(prompt, stranger(case, i))
+    target.step()
+    first = source.add(case.prompt, case.params)
+    source.step()
+    moved = handover.move(source, target, first)
+    _remember(target, source, first, moved)
+    return serve(alone, case, []), watch(target, case, [moved])
+
+
+def _remember(target: _Watch, source: _Watch, first: int, moved: int) -> None:
+    """What the source has seen of the request belongs to its story at the target."""
+    for (_, position), logits in source.logits_of.items():
+        target.logits_of[moved, position] = logits
+    if isinstance(source, SharedDrawEngine) and isinstance(target, SharedDrawEngine):
+        for (_, position), word in source.words_of.items():
+            target.words_of[moved, position] = word
+    assert source.ledger is not None and target.ledger is not None
+    target.ledger.join(source.ledger)
+
+
 Disturbance = Callable[[Case, Contracts], tuple[Seen, Seen]]
 DISTURBANCES: dict[str, Disturbance] = {
     "order": order,
@@ -226,4 +252,5 @@ DISTURBANCES: dict[str, Disturbance] = {
     "preemption": preemption,
     "fork": fork,
     "another engine": another_engine,
+    "migration": migration,
 }

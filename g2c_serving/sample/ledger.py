@@ -64,6 +64,12 @@ class Ledger:
             self._read(self._noted.popleft())
         return sorted(self._draws.get(seed, []))
 
+    def join(self, other: Ledger) -> None:
+        """Take over what another has noted, of a request that has changed engines, say."""
+        self._noted.extend(other._noted)
+        for seed, draws in other._draws.items():
+            self._draws.setdefault(seed, []).extend(draws)
+
     def record(
         self,
         seeds: np.ndarray,
