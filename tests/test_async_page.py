@@ -223,6 +223,9 @@ def test_a_race_in_words():
     assert "overlapped 20.0, 77% of the ideal saving (ideal: 17.0)" in words
     assert words.endswith("with the forward pass on all 2 cores: 24.0 ms.")
     assert "0% of the ideal" in race_panel.said(raced(overlapped=33.0), 0.8)
+    disturbed = Race(raced().step_ms, 17.0, 13.0, {}, 2, had_core=0.5)
+    assert "the plain loop had a core 50% of the time" in race_panel.said(disturbed, 0.8)
+    assert "busy" not in words
     little = race_panel.said(raced(plain=17.5, cpu=0.5), 0.0)
     assert "the ideal saving is 2.9%, too little to tell from chance" in little
     assert "one core, so there is nothing to overlap" in race_panel.said(raced(cores=1), 0.8)

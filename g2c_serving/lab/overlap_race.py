@@ -75,6 +75,7 @@ class Contestant:
         self.rounds, self.interval_ms = 0, INTERVAL_MS
         self.turns: list[float] = []
         self.work_ms: list[float] = []  # of each step
+        self.had_core: list[float] = []  # of each turn: the share of it that it computed
         self.lanes: list[Lanes] = []
         for seed in range(REQUESTS):
             engine.add(PROMPT, SamplingParams(TOKENS, seed=seed, ignore_eos=True))
@@ -89,11 +90,13 @@ class Contestant:
         with number_of_threads(self.threads):
             self._step()
             first = max(event.step for event in self.engine.events) + 1
-            start, taken = time.perf_counter(), 0
+            start, computed, taken = time.perf_counter(), time.process_time(), 0
             while taken < steps and (taken < 2 or time.perf_counter() - start < LONGEST_S):
                 self._step()
                 taken += 1
-            self.turns.append(1e3 * (time.perf_counter() - start) / taken)
+            took, computed = time.perf_counter() - start, time.process_time() - computed
+            self.turns.append(1e3 * took / taken)
+            self.had_core.append(computed / took)
             self._step()
         time.sleep(2e-3 * self.turns[-1])  # what is on its way ends, and threads go to sleep
         self.lanes.append(self._read(first, taken))
@@ -140,7 +143,7 @@ def contestants(lm: LanguageModel, share: float, rival: bool = True) -> Iterator
             per_ms = PROBE / median(ways[0].work_ms)  # of the plain loop: nobody else computes
             rounds = round(share * ways[0].lanes[0].device_ms * per_ms)
             for one in ways:
-                one.rounds, one.turns, one.lanes = rounds, [], []
+                one.rounds, one.turns, one.lanes, one.had_core = rounds, [], [], []
             yield ways
     finally:
         sys.setswitchinterval(before)
@@ -152,13 +155,15 @@ def contestants(lm: LanguageModel, share: float, rival: bool = True) -> Iterator
 @dataclass(frozen=True)
 class Race:
     """ms of a step in each of the three ways, by name; what a step of the plain loop took on the
-    device and on the CPU; and the two loops' lanes of the last turn."""
+    device and on the CPU; the two loops' lanes of the last turn; and the share of its time that the
+    plain loop had a core, which is all of it where nothing else goes on."""
 
     step_ms: dict[str, float]
     device_ms: float
     cpu_ms: float
     lanes: dict[str, Lanes]
     cores: int
+    had_core: float = 1.0
 
     @property
     def least_ms(self) -> float:
@@ -175,6 +180,16 @@ def of_ideal(plain_ms: float, overlapped_ms: float, least_ms: float) -> float:
     return (plain_ms - overlapped_ms) / max(plain_ms - least_ms, 1e-9)
 
 
+def busy(had_core: float) -> str:
+    """A sentence, where other work has disturbed a measurement."""
+    if had_core > 0.9:
+        return ""
+    return (
+        f" But this machine was busy: the plain loop had a core {had_core:.0%} of the time. "
+        "Measure again when nothing else runs."
+    )
+
+
 def race(lm: LanguageModel, share: float = SHARE, turns: int = TURNS) -> Race:
     """Measure all three on the model `lm`; the caller's work takes `share` of a step's time on the
     device."""
@@ -189,4 +204,5 @@ def race(lm: LanguageModel, share: float = SHARE, turns: int = TURNS) -> Race:
             mean(lanes.cpu_ms for lanes in plain.lanes),
             {PLAIN: plain.lanes[-1], OVERLAPPED: overlapped.lanes[-1]},
             cores(),
+            median(plain.had_core),
         )

@@ -11,7 +11,16 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from g2c_serving.forward.checkpoints import LanguageModel
-from g2c_serving.lab.overlap_race import ALL_CORES, OVERLAPPED, PLAIN, REQUESTS, SHARE, Race, race
+from g2c_serving.lab.overlap_race import (
+    ALL_CORES,
+    OVERLAPPED,
+    PLAIN,
+    REQUESTS,
+    SHARE,
+    Race,
+    busy,
+    race,
+)
 from g2c_serving.lab.panel import Panel, slider
 from g2c_serving.lab.plots import source_note
 from g2c_serving.lab.two_lanes import TwoLanes
@@ -73,5 +82,5 @@ def said(found: Race, share: float) -> str:
         said += f", {max(found.of_ideal, 0):.0%} of the ideal saving (ideal: {least:.1f})."
     return (
         f"{said} The rival, one after the other with the forward pass on all {found.cores} cores: "
-        f"{found.step_ms[ALL_CORES]:.1f} ms."
+        f"{found.step_ms[ALL_CORES]:.1f} ms.{busy(found.had_core)}"
     )
