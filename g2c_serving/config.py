@@ -11,6 +11,7 @@ import torch
 
 from g2c_serving.checks import as_int, as_number
 from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.low_precision_cache import CACHE_FORMATS
 from g2c_serving.schedule.cost_model import CostModel
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -73,6 +74,8 @@ class EngineConfig:
     max_num_batched_tokens   most tokens in a step, decode rows included; caps the running requests
     max_num_seqs             most requests that run at a time
     dtype, device            float32, float64 or bfloat16; cpu, or mps and cuda, both untested
+    kv_cache_dtype           auto: keys and values at `dtype`; nvfp4 or mxfp4: rounded to four bits
+                             (a drafter's pages stay as they are)
     enable_prefix_caching    requests reuse the blocks of earlier ones with the same beginning
     cache_dir, cache_bytes   a folder, and how much of it: blocks outlive the engine (needs the
                              above). Several engines may share one folder
@@ -100,6 +103,7 @@ class EngineConfig:
     step_time_budget_ms: float | None = None
     cost_model: CostModel | None = None
     speculation: Speculation | None = None
+    kv_cache_dtype: str = "auto"
     forbid_sync: bool = ALWAYS_FORBID_SYNC
 
     def __post_init__(self) -> None:
@@ -107,6 +111,9 @@ class EngineConfig:
             object.__setattr__(self, name, as_int(name, getattr(self, name), 1))
         if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} must be one of {sorted(DTYPES)}")
+        if self.kv_cache_dtype not in ("auto", *CACHE_FORMATS):
+            choices = ["auto", *CACHE_FORMATS]
+            raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r} must be one of {choices}")
         _require_device(self.device)
         if not isinstance(self.forbid_sync, bool):
             raise ValueError(f"forbid_sync={self.forbid_sync!r} must be True or False")

@@ -11,6 +11,7 @@ from g2c_serving.forward.batch_invariance import BatchInvariant
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.draft_model import DraftModel
 from g2c_serving.forward.kv_cache import KVCache
+from g2c_serving.forward.low_precision_cache import CACHE_FORMATS
 from g2c_serving.forward.model import Transformer
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.disk_tier import DiskTier
@@ -31,6 +32,8 @@ def make_model(lm: LanguageModel, config: EngineConfig) -> Transformer:
         model = lm.model
     else:
         model = Transformer(lm.config, lm.weights, DTYPES[config.dtype], config.device)
+    if config.kv_cache_dtype != "auto":
+        model = model.with_cache_format(CACHE_FORMATS[config.kv_cache_dtype])
     return model.with_numerics(BatchInvariant()) if config.batch_invariant else model
 
 
@@ -111,6 +114,8 @@ def fingerprint(lm: LanguageModel, model: Transformer, config: EngineConfig) -> 
         config.block_size,
         LAYOUT_VERSION,
     )
+    if config.kv_cache_dtype != "auto":
+        parts += (config.kv_cache_dtype,)
     if config.speculation is not None and config.speculation.drafter is not None:
         parts += ("drafter", config.speculation.drafter.fingerprint)  # its pages lie beside
     return " ".join(map(str, parts))

@@ -10,7 +10,7 @@ so it needs no older keys: its state is of one size however long the text is. Br
 section 2 ("A cache that outlives the request"), and the `forward` box of "The change of
 perspective".
 
-Left out: the experts and low precision of V4.1-Flash.
+Left out: the experts of V4.1-Flash; weights in low precision (the cache can be).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from g2c_serving.checks import as_int
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.linear import Linear
+from g2c_serving.forward.low_precision import Format
+from g2c_serving.forward.low_precision_cache import LowPrecisionCache
 from g2c_serving.forward.numerics import Numerics, RowFunction
 
 LAYER_NORM_EPS = 1e-5
@@ -190,6 +192,7 @@ class Transformer:
     ) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         self.numerics = Numerics()
+        self.cache_format: Format | None = None  # keys and values at the model's own precision
         self.trials: dict[int, tuple] = {}  # what `batch_invariance.py` found, by threads
         weights = {name: w.to(device=device, dtype=dtype) for name, w in weights.items()}
         self.token_embed = weights["token_embed.weight"]  # (V, D)
@@ -209,6 +212,12 @@ class Transformer:
             numerics.prepare(model)
         return model
 
+    def with_cache_format(self, format: Format | None) -> Self:
+        """The same weights, whose new caches hold keys and values in `format` (None: unrounded)."""
+        model = copy.copy(self)
+        model.cache_format = format
+        return model
+
     @property
     def num_attention_layers(self) -> int:
         """Layers that keep keys and values."""
@@ -216,16 +225,12 @@ class Transformer:
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """A pool of `num_blocks` blocks of `block_size` tokens for this model."""
-        return KVCache(
-            self.num_attention_layers,
-            num_blocks,
-            block_size,
-            self.config.num_heads,
-            self.config.head_dim,
-            max_blocks_per_request=-(-self.config.max_seq_len // block_size),
-            dtype=self.dtype,
-            device=self.device,
-        )
+        heads, head_dim = self.config.num_heads, self.config.head_dim
+        most = -(-self.config.max_seq_len // block_size)
+        sizes = self.num_attention_layers, num_blocks, block_size, heads, head_dim, most
+        if self.cache_format is None:
+            return KVCache(*sizes, self.dtype, self.device)
+        return LowPrecisionCache(*sizes, self.dtype, self.device, format=self.cache_format)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
