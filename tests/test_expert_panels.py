@@ -39,8 +39,9 @@ def test_few_copies_do_where_the_load_is_known_and_nothing_does_against_drift():
 
 
 def test_popularities_that_stay_need_one_placement():
-    balances, moved = expert_panels.over_time(0.0, 64, 4)
-    assert (balances == balances[0]).all() and set(moved) == {0}
+    for swaps in (None, 8):
+        balances, moved = expert_panels.over_time(0.0, 64, 4, swaps)
+        assert (balances == balances[0]).all() and set(moved) == {0}
     seldom, _ = expert_panels.over_time(0.01, 64, expert_panels.INTERVALS + 1)
     often, _ = expert_panels.over_time(0.01, 64, 1)
     assert often.mean() < 1.2 < seldom.mean()

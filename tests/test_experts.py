@@ -14,10 +14,10 @@ from g2c_serving.cluster.experts import (
     copies_for,
     place,
     popularity,
-    reassigning,
     step_load,
     unplanned,
 )
+from g2c_serving.cluster.reassignment import place_near, reassigning
 
 loads = st.lists(st.integers(1, 40), min_size=2, max_size=5)
 
@@ -137,7 +137,45 @@ def test_the_more_seldom_the_worse():
     assert means == sorted(means) and means[2] > means[0] + 0.2
 
 
+def test_near_moves_only_what_it_must():
+    """Loads 6, 3, 2, 1 as 6 + 1 and 3 + 2; now the 1 is a 3: 9 against 5, and one swap makes it 8
+    against 6. Of two copies of the 6 one leaves when the 3 becomes a 9, and the 9 gets one where
+    it has none."""
+    before = Placement(np.array([[0, 3], [1, 2]]), np.ones(4, int))
+    load = np.array([6.0, 3, 2, 3])
+    still, swap = place_near(before, load, 0), place_near(before, load, 1)
+    assert still.moved_from(before) == 0 and still.balance(load) == pytest.approx(9 / 7)
+    assert swap.moved_from(before) == 2 and swap.balance(load) == pytest.approx(8 / 7)
+    before = Placement(np.array([[0, 3, -1], [0, 1, 2]]), np.array([2, 1, 1, 1]))
+    after = place_near(before, np.array([6.0, 9, 2, 1]), 0)
+    assert after.counts.tolist() == [1, 2, 1, 1] and after.moved_from(before) == 1
+    assert after.experts.tolist() == [[0, 3, 1], [-1, 1, 2]]
+
+
+@given(st.integers(0, 30), st.integers(0, 12), st.integers(0, 6))
+@settings(deadline=None, max_examples=40)
+def test_near_keeps_every_copy_and_its_word(seed, copies, swaps):
+    then, now = popularity(16, 1.0, 2, 0.3, seed)
+    before = place(then, 4, copies)
+    after = place_near(before, now, swaps)
+    held = after.experts[after.experts >= 0]
+    assert (np.bincount(held, minlength=16) == copies_for(now, copies)).all()
+    assert after.experts.shape == before.experts.shape
+    new_copies = np.maximum(after.counts - before.counts, 0).sum()
+    assert after.moved_from(before) <= new_copies + 2 * swaps
+    assert after.balance(now) <= place_near(before, now, 0).balance(now) + 1e-12
+
+
+def test_a_few_swaps_do_nearly_as_much_as_placing_anew():
+    loads = popularity(256, 0.8, 33, drift=0.01, seed=1)
+    anew, near = reassigning(loads, 64, 64, 1), reassigning(loads, 64, 64, 1, swaps=16)
+    assert near.balances[1:].mean() < anew.balances[1:].mean() + 0.04
+    assert np.mean(near.moved) < np.mean(anew.moved) / 5
+
+
 def test_what_is_refused():
+    with pytest.raises(ValueError, match="load of shape"):
+        place_near(unplanned(8, 2), np.ones(4), 1)
     with pytest.raises(ValueError, match="skew=-1"):
         popularity(8, -1)
     with pytest.raises(ValueError, match="drift=2"):

@@ -12,8 +12,8 @@ carries 1.090 times the average. Its rules are not released; here two greedy one
 and then swaps between the busiest GPU and others. A copied expert's tokens are shared equally.
 
 Simulated: popularities are lognormal and drift as a random walk that is pulled back, and a step's
-tokens choose independently. Left out: several layers, nodes with faster links inside, placements
-that stay near the one before, and the time that moving weights takes.
+tokens choose independently. Left out: several layers, nodes with faster links inside.
+reassignment.py goes on with loads that change.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def place(load: np.ndarray, gpus: int, copies: int = 0) -> Placement:
             if len(held[gpu]) < slots:
                 heapq.heappush(open_gpus, (load_so_far + a_copy[expert], gpu))
     experts = np.array([mine + [-1] * (slots - len(mine)) for mine in held])
-    return Placement(_swapped(experts, np.append(a_copy, 0)), counts)
+    return Placement(swapped(experts, np.append(a_copy, 0), MOST_SWAPS), counts)
 
 
 def unplanned(experts: int, gpus: int) -> Placement:
@@ -141,10 +141,12 @@ def _least_loaded(
     return found
 
 
-def _swapped(held: np.ndarray, a_copy: np.ndarray) -> np.ndarray:
-    """Swap two slots, one of the busiest GPU's, as long as that lowers the higher of the two. The
-    last entry of `a_copy` (E + 1,) is an empty slot's."""
-    for _ in range(MOST_SWAPS):
+def swapped(held: np.ndarray, a_copy: np.ndarray, swaps: int) -> np.ndarray:
+    """held (G, S) with up to so many swaps of two slots, one of the busiest GPU's each time, as
+    long as that lowers the higher of the two. The last entry of `a_copy` (E + 1,) is an empty
+    slot's load."""
+    held = held.copy()
+    for _ in range(swaps):
         weight = a_copy[held]  # (G, S)
         total = weight.sum(1)
         busiest = int(total.argmax())
@@ -163,31 +165,3 @@ def _as_load(load: np.ndarray) -> np.ndarray:
     if load.ndim != 1 or not len(load) or not (np.isfinite(load) & (load >= 0)).all():
         raise ValueError(f"load={load!r} must be (E,) finite numbers of 0 or more, one an expert")
     return load
-
-
-# ---- reassignment ----
-
-
-@dataclass(frozen=True)
-class Reassigned:
-    """What became of a run: balances (T,), one an interval; experts moved at each placement."""
-
-    balances: np.ndarray
-    moved: list[int]
-
-
-def reassigning(
-    loads: np.ndarray, gpus: int, copies: int, every: int, recent: int = 1
-) -> Reassigned:
-    """Serve loads (T, E), with a new placement every `every` intervals, made from the mean of the
-    `recent` intervals before it. The first interval has only itself to go by."""
-    every, recent = as_int("every", every, 1), as_int("recent", recent, 1)
-    placement = place(loads[0], gpus, copies)
-    balances, moved = [], []
-    for now, load in enumerate(loads):
-        if now and now % every == 0:
-            before = placement
-            placement = place(loads[max(0, now - recent) : now].mean(0), gpus, copies)
-            moved.append(placement.moved_from(before))
-        balances.append(float(placement.balance(load)))
-    return Reassigned(np.array(balances), moved)

@@ -14,7 +14,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from g2c_serving.cluster.experts import place, popularity, reassigning, step_load
+from g2c_serving.cluster.experts import place, popularity, step_load
+from g2c_serving.cluster.reassignment import reassigning
 from g2c_serving.lab.panel import Panel, slider, stops
 from g2c_serving.lab.plots import BLACK, line, source_note
 from g2c_serving.lab.published import value
@@ -100,19 +101,22 @@ def _reported(axes: Axes) -> None:
 
 
 @lru_cache(maxsize=64)
-def over_time(drift: float, copies: int, every: int) -> tuple[np.ndarray, list[int]]:
+def over_time(
+    drift: float, copies: int, every: int, swaps: int | None = None
+) -> tuple[np.ndarray, list[int]]:
     """Balances (INTERVALS,) with a placement every so many intervals, made from the interval
-    before; and the experts moved each time."""
+    before, anew or with a few swaps; and the experts moved each time."""
     loads = popularity(EXPERTS, SKEW, INTERVALS + 1, drift, seed=1)
-    run = reassigning(loads, GPUS, copies, every)
+    run = reassigning(loads, GPUS, copies, every, swaps=swaps)
     return run.balances[1:], run.moved
 
 
 def drift_panel() -> Panel:
-    """Balance over the intervals of a run, reassigned now and then, or never."""
+    """Balance over the intervals of a run: placed once, anew, or with a few swaps."""
     controls = {
-        "drift": slider("Drift per interval (%)", 0.0, 5.0, 1.0, 0.25),
-        "every": stops("Reassign every ... intervals", (1, 2, 4, 8, 16), 4),
+        "drift": slider("Drift per interval (%)", 0.25, 5.0, 1.0, 0.25),
+        "every": stops("Reassign every ... intervals", (1, 2, 4, 8, 16), 2),
+        "swaps": stops("Swaps, where few move", (0, 2, 4, 8, 16, 32), 8),
         "copies": stops("Redundant copies", (0, 16, 32, 64, 128), 64),
     }
     return Panel(_draw_drift, _update_drift, controls)
@@ -120,29 +124,29 @@ def drift_panel() -> Panel:
 
 def _draw_drift(figure: Figure) -> dict[str, Any]:
     axes = figure.subplots()
-    (never,) = axes.plot([], [], label="placed once", **line(0))
-    (now_and_then,) = axes.plot([], [], label="reassigned", **line(1))
+    names = ("placed once", "a few swaps", "placed anew")
+    lines = {name: axes.plot([], [], label=name, **line(k))[0] for k, name in enumerate(names)}
     _reported(axes)
     axes.set(xlim=(0, INTERVALS + 0.5), ylim=(0.95, 3.3), ylabel="busiest GPU / average")
     axes.set(xlabel="interval")
-    axes.legend(loc="upper left", ncols=3)
+    axes.legend(loc="upper left", ncols=4)
     source_note(axes, "Simulated")
-    return {"never": never, "reassigned": now_and_then}
+    return lines
 
 
-def _update_drift(art: dict[str, Any], drift: float, every: int, copies: int) -> str:
-    never, _ = over_time(drift / 100, copies, INTERVALS + 1)
-    balances, moved = over_time(drift / 100, copies, every)
-    intervals = np.arange(1, INTERVALS + 1)
-    art["never"].set_data(intervals, never)
-    art["reassigned"].set_data(intervals, balances)
-    slots = EXPERTS + copies
+def _update_drift(art: dict[str, Any], drift: float, every: int, swaps: int, copies: int) -> str:
+    share = drift / 100
+    never, _ = over_time(share, copies, INTERVALS + 1)
+    near, few = over_time(share, copies, every, swaps)
+    anew, many = over_time(share, copies, every)
+    for line_of, balances in zip(art.values(), (never, near, anew), strict=True):
+        line_of.set_data(np.arange(1, INTERVALS + 1), balances)
     return (
         f"Simulated, {GPUS} GPUs, {copies} redundant copies, {drift:g}% drift an interval: placed "
         f"once, the busiest GPU carries {never.mean():.3f} times the average, {never[-1]:.2f} at "
-        f"the end; reassigned every {every} from the interval before, {balances.mean():.3f} "
-        f"(reported {value('lb.moe'):.3f}). Each time these greedy rules move {np.mean(moved):.0f} "
-        f"of {slots} experts to another GPU."
+        f"the end. Reassigned every {every} from the interval before: anew {anew.mean():.3f}, for "
+        f"{np.mean(many):.0f} of {EXPERTS + copies} experts moved each time; with {swaps} swaps "
+        f"{near.mean():.3f}, for {np.mean(few):.0f} (reported {value('lb.moe'):.3f})."
     )
 
 

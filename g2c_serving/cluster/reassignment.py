@@ -1,0 +1,74 @@
+"""Experts are placed again, from recent load, while their popularities drift.
+
+Brief, "The parts that are pure infrastructure": experts are periodically reassigned based on recent
+load (Reported; how often, and by what rule, it does not say). A placement made anew is best for the
+load that it was made from, and moves nearly every expert, because the greedy rule knows nothing of
+the placement before. `place_near` starts from that one: it adds and takes away copies where the
+counts have changed, and then makes a few swaps.
+
+Simulated, as in experts.py. Left out: the time in which the weights move, while the old placement
+serves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from g2c_serving.checks import as_int
+from g2c_serving.cluster.experts import Placement, copies_for, place, swapped
+
+
+def place_near(before: Placement, load: np.ndarray, swaps: int) -> Placement:
+    """A placement for this load (E,), with as many copies as `before` and few moves from it.
+
+    The copies of each expert are those of `copies_for`. One that is too many leaves the busiest GPU
+    that has one, one that is missing goes to the least loaded GPU with an empty slot, and then up
+    to `swaps` pairs are swapped. ValueError for a load of another number of experts.
+    """
+    if np.shape(load) != np.shape(before.counts):
+        raise ValueError(f"load of shape {np.shape(load)} for {len(before.counts)} experts")
+    counts = copies_for(load, int(before.counts.sum()) - len(before.counts))
+    a_copy = np.append(load / counts, 0)  # the last: an empty slot
+    held = before.experts.copy()
+    change = counts - before.counts
+    for expert in np.repeat(np.arange(len(load)), np.maximum(-change, 0)).tolist():
+        gpus, slots = np.nonzero(held == expert)
+        busiest = int(a_copy[held].sum(1)[gpus].argmax())
+        held[gpus[busiest], slots[busiest]] = -1
+    missing = np.repeat(np.arange(len(load)), np.maximum(change, 0))
+    for expert in missing[np.argsort(-a_copy[missing], kind="stable")].tolist():
+        room = (held == -1).any(1)
+        apart = room & ~(held == expert).any(1)  # two copies on one GPU relieve nobody
+        gpu = int(np.where(apart if apart.any() else room, a_copy[held].sum(1), np.inf).argmin())
+        held[gpu, int((held[gpu] == -1).argmax())] = expert
+    return Placement(swapped(held, a_copy, as_int("swaps", swaps, 0)), counts)
+
+
+@dataclass(frozen=True)
+class Reassigned:
+    """What became of a run: balances (T,), one an interval; experts moved at each placement."""
+
+    balances: np.ndarray
+    moved: list[int]
+
+
+def reassigning(
+    loads: np.ndarray, gpus: int, copies: int, every: int, recent: int = 1,
+    swaps: int | None = None,
+) -> Reassigned:  # fmt: skip
+    """Serve loads (T, E), with a new placement every `every` intervals, made from the mean of the
+    `recent` intervals before it: anew, or near the one before with so many `swaps`. The first
+    interval has only itself to go by."""
+    every, recent = as_int("every", every, 1), as_int("recent", recent, 1)
+    placement = place(loads[0], gpus, copies)
+    balances, moved = [], []
+    for now, load in enumerate(loads):
+        if now and now % every == 0:
+            before, seen = placement, loads[max(0, now - recent) : now].mean(0)
+            anew = swaps is None
+            placement = place(seen, gpus, copies) if anew else place_near(before, seen, swaps)
+            moved.append(placement.moved_from(before))
+        balances.append(float(placement.balance(load)))
+    return Reassigned(np.array(balances), moved)
