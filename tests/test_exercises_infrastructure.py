@@ -29,6 +29,7 @@ def copies(load, extra):
         ("07.copies", copies, lambda load, extra: [1 + extra] + [1] * (len(load) - 1)),
         ("07.wide", "8 GB", 2.09),  # 128 / 64 + 6
         ("07.orders", [False, False, True], [False, True, True]),
+        ("07.in_step", "73.7 %", 66.7),  # 14 / 19
         ("07.prefix", (50_000 - 382 * 128 + 7 * 50_000) / 8, 50_000),
     ],
 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from g2c_serving.lab import combine_panel, expert_panels, wide_ep_panel
+from g2c_serving.lab import combine_panel, expert_loads, expert_panels, wide_ep_panel
 from g2c_serving.lab.published import value
 
 PANELS = (
+    expert_loads.panel,
     expert_panels.copies_panel,
     expert_panels.drift_panel,
     wide_ep_panel.panel,
@@ -45,6 +46,20 @@ def test_popularities_that_stay_need_one_placement():
     seldom, _ = expert_panels.over_time(0.01, 64, expert_panels.INTERVALS + 1)
     often, _ = expert_panels.over_time(0.01, 64, 1)
     assert often.mean() < 1.2 < seldom.mean()
+
+
+def test_the_bars_are_the_gpus_loads():
+    """Against the sums of the experts that the picture stacks; 13.0 experts are 1.63 GPUs."""
+    shown = expert_loads.panel()
+    shown.controls["copies"].value = 16
+    tops = np.zeros(expert_loads.GPUS)
+    for name in ("single", "copied"):
+        corners = shown.artists[name].get_path().vertices.reshape(-1, 5, 2)
+        for box in corners:
+            tops[round(box[0, 0] + 0.4)] += box[2, 1] - box[0, 1]
+    assert tops.mean() == pytest.approx(1) and (np.diff(tops) < 1e-9).all()
+    assert f"carries {tops.max():.3f} times the average" in shown.text
+    assert "13.0 times an expert's average" in shown.text
 
 
 def test_what_a_gpu_reads():

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 
 from g2c_serving.cluster import combine, experts
+from g2c_serving.cluster.decode_pool import DecodeRun
 from g2c_serving.cluster.wide_ep import MixtureOfExperts
 from g2c_serving.lab.exercises import exercise
+from g2c_serving.schedule.cost_model import CostModel
 from g2c_serving.schedule.hit_rule import hit
 
 # ---- 07.balance ----
@@ -115,6 +117,25 @@ def _orders() -> list[bool]:
     moved[:, 3] = (moved[:, 3] + 1) % 8
     early, late = torch.rand(2, 64, 8, generator=draw)
     return [torch.equal(rule(parts, gpus, early), rule(parts, moved, late)) for rule in RULES]
+
+
+# ---- 07.in_step ----
+
+OWN_MS = (12.0, 12.0, 13.0, 19.0)
+
+
+@exercise(
+    "07.in_step",
+    "Four GPUs decode in step. For its own requests each would need 12, 12, 13 and 19 ms. At what "
+    "share of perfect balance does the pool run?",
+    hint="How long is a step now? How long would it be with the work spread evenly?",
+    unit="%",
+    rel=0.005,
+    why="14 ms of work on average, and all four wait 19 ms.",
+)
+def _in_step() -> float:
+    ms = np.array([OWN_MS])  # a step of four GPUs, in ms by requests of 1 ms
+    return 100 * DecodeRun(ms, 0 * ms, CostModel(0, 1, 0, 0, 0, 0), [], []).efficiency()
 
 
 # ---- 07.prefix ----
