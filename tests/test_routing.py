@@ -212,6 +212,16 @@ def test_every_request_leaves_once_or_is_still_there():
     assert all(leaving[step] == coming[step] for step in range(1, 101))
 
 
+def test_a_pool_goes_on_where_it_was():
+    def pool():
+        return DecodePool(4, 8, routing.both, COST, Traffic(answer=60), seed=5)
+
+    whole, halves = pool().run(60), pool()
+    first, second = halves.run(25), halves.run(35)
+    assert (np.concatenate((first.requests, second.requests)) == whole.requests).all()
+    assert (second.began, second.ended) == (whole.began, whole.ended)
+
+
 def test_cached_tokens_are_those_of_the_requests():
     pool = DecodePool(4, 8, routing.at_random(1), COST, Traffic(spread=1.0, answer=60))
     pool.run(50)
@@ -278,6 +288,8 @@ def test_what_is_refused():
         PrefillPool(1, routing.least_work, per_token).serve([Prompt(5, 0, 1), Prompt(4, 1, 1)])
     with pytest.raises(ValueError, match="gap_us=0"):
         single_prompts(3, 0, 100, 1)
+    with pytest.raises(ValueError, match="spread=-0.1"):
+        single_prompts(3, 1, 100, -0.1)
     with pytest.raises(ValueError, match="more=0"):
         sessions(3, 2, 1e3, 0)
     with pytest.raises(ValueError, match="spread=-1"):

@@ -57,8 +57,8 @@ class DecodeRun:
     requests: np.ndarray
     cached: np.ndarray
     cost: CostModel
-    began: list[int]  # by request: its first step, and the one after its last (T + 1: not yet)
-    ended: list[int]
+    began: list[int]  # by request: its first step, counted from 0
+    ended: list[int]  # and the one after its last; one more than all steps: not yet
 
     @property
     def gpu_ms(self) -> np.ndarray:
@@ -77,7 +77,8 @@ class DecodeRun:
 
 
 class DecodePool:
-    """`gpus` with `per_gpu` requests each on average, which `router` puts on them."""
+    """`gpus` with `per_gpu` requests each on average, which `router` puts on them. The first ones
+    are there from the start: what is left of an exponential answer is as long as a new one."""
 
     def __init__(
         self, gpus: int, per_gpu: int, router: Router, cost: CostModel,
@@ -86,44 +87,44 @@ class DecodePool:
         self.clock, self.router, self.cost = VirtualClock(), router, cost
         self.traffic, self._random = traffic or Traffic(), np.random.default_rng(seed)
         self.machines = Machines.idle(as_int("gpus", gpus, 1))
-        self.number = gpus * as_int("per_gpu", per_gpu, 1)
-        self.began: list[int] = []
+        self.step = 0  # steps made
+        self.began: list[int] = []  # by request, as in DecodeRun; 0: has not ended
         self.ended: list[int] = []
+        places = gpus * as_int("per_gpu", per_gpu, 1)  # one for each request that runs:
+        self._who, self._gpu = np.zeros((2, places), int)  # which request, and where
+        self._context, self._left = np.zeros((2, places))  # its tokens, the steps that it takes yet
+        self._admit(np.arange(places))
 
     def run(self, steps: int) -> DecodeRun:
-        """Play `steps` steps, the first with requests of which each has part of its answer."""
-        steps = as_int("steps", steps, 1)
-        self._requests, self._cached = np.zeros((2, steps, len(self.machines)))
-        self.clock.start(self._loop(steps))
+        """Play so many steps more."""
+        shape = as_int("steps", steps, 1), len(self.machines)
+        run = DecodeRun(np.zeros(shape), np.zeros(shape), self.cost, self.began, [])
+        self.clock.start(self._loop(run))
         self.clock.run()
-        self.ended = [end or steps + 1 for end in self.ended]
-        return DecodeRun(self._requests, self._cached, self.cost, self.began, self.ended)
+        run.began, run.ended = list(self.began), [end or self.step + 1 for end in self.ended]
+        return run
 
-    def _loop(self, steps: int) -> Iterator[int]:
-        machines, per_step = self.machines, self.traffic.per_step
-        self._who = np.zeros(self.number, int)  # in each of the running places: which request
-        self._gpu, self._context = np.zeros(self.number, int), np.zeros(self.number)
-        self._left = np.zeros(self.number)  # steps that it still takes
-        self._admit(np.arange(self.number), 0)
-        for step in range(steps):
-            self._requests[step], self._cached[step] = machines.requests, machines.cached
-            cost = self.cost
-            ms = cost.base + cost.per_row * machines.requests + cost.per_context * machines.cached
+    def _loop(self, run: DecodeRun) -> Iterator[int]:
+        machines, cost, per_step = self.machines, self.cost, self.traffic.per_step
+        for requests, cached in zip(run.requests, run.cached, strict=True):
+            requests[:], cached[:] = machines.requests, machines.cached
+            ms = cost.base + cost.per_row * requests + cost.per_context * cached
             yield round(1000 * float(ms.max()))
+            self.step += 1
             self._context += per_step
             self._left -= 1
             machines.cached[:] += per_step * machines.requests
-            self._leave(np.flatnonzero(self._left <= 0), step + 1)
+            self._leave(np.flatnonzero(self._left <= 0))
 
-    def _leave(self, places: np.ndarray, step: int) -> None:
+    def _leave(self, places: np.ndarray) -> None:
         gpus = self._gpu[places]
         np.subtract.at(self.machines.requests, gpus, 1)
         np.subtract.at(self.machines.cached, gpus, self._context[places])
         for who in self._who[places].tolist():
-            self.ended[who] = step
-        self._admit(places, step)
+            self.ended[who] = self.step
+        self._admit(places)
 
-    def _admit(self, places: np.ndarray, step: int) -> None:
+    def _admit(self, places: np.ndarray) -> None:
         """New requests for these places, one after the other."""
         machines = self.machines
         contexts, left = self.traffic.draw(len(places), self._random)
@@ -132,6 +133,6 @@ class DecodePool:
             machines.requests[gpu] += 1
             machines.cached[gpu] += context
             self._gpu[place], self._who[place] = gpu, len(self.began)
-            self.began.append(step)
+            self.began.append(self.step)
             self.ended.append(0)
         self._context[places], self._left[places] = contexts, left

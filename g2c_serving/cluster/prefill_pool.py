@@ -70,6 +70,8 @@ def single_prompts(
     lognormal, `spread` being the standard deviation of their logarithm, from 1 to `most`."""
     if as_number("gap_us", gap_us) <= 0 or as_number("median", median) <= 0:
         raise ValueError(f"gap_us={gap_us} and median={median} must be above 0")
+    if as_number("spread", spread) < 0:
+        raise ValueError(f"spread={spread} must be 0 or more: 0 is all prompts alike")
     draw, number = np.random.default_rng(seed), as_int("number", number, 1)
     normals, waits = draw.standard_normal(number), draw.exponential(1, number)
     times = np.cumsum(waits * gap_us).round().astype(int)
@@ -110,7 +112,8 @@ class PrefillPool:
         self.served: list[Served] = []  # in order of arrival
 
     def serve(self, prompts: Sequence[Prompt]) -> list[Served]:
-        """Play prompts, in order of time, to the end of the last. ValueError for another order."""
+        """Play prompts, in order of time, to the end of the last, and return all that were served.
+        ValueError for another order."""
         if any(a.time > b.time for a, b in zip(prompts, prompts[1:], strict=False)):
             raise ValueError("prompts must be in order of time: sort them by it")
         self.clock.start(self._arrivals(prompts))
@@ -140,7 +143,8 @@ class PrefillPool:
     def _seen(self) -> Machines:
         now = self.clock.now
         queued = np.array([max(0, lane.free_at - now) for lane in self.lanes], float)
-        return Machines(queued, queued, queued)
+        nothing = np.zeros(len(queued))  # no rule of prefill looks at these
+        return Machines(queued, nothing, nothing)
 
 
 def busiest(served: Sequence[Served], machines: int) -> float:

@@ -47,7 +47,7 @@ def step_cost() -> CostModel:
     return CostModel(base, request / 2, request / 2 / context, 0, 0, 0)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def run(rule: str, spread: float, context: int, per_gpu: int) -> DecodeRun:
     """STEPS steps of GPUS GPUs under one of RULES."""
     traffic = Traffic(context=context, spread=spread)

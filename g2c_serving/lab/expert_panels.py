@@ -164,4 +164,4 @@ def training_and_serving() -> Table:
          "no, but for the order of sums"),
         ("how long it holds", "over the training data, on average", "until the traffic changes"),
     ]  # fmt: skip
-    return Table(("Balancing experts", "training (Beyond: MoE)", "serving"), rows)
+    return Table(("Balancing experts", "training (Beyond: MoE)", "serving"), rows, words=3)
