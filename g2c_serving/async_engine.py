@@ -224,7 +224,8 @@ class AsyncEngine(Engine):
         logits: torch.Tensor | None,
         drafted: Round | None = None,
     ) -> Sampled:
-        draws = self._draw(scheduled, logits, drafted)
+        with self.guards["sample"]:
+            draws = self._draw(scheduled, logits, drafted)
         if self.speculator is not None:
             return draws.read()
         self._in_air.draws, self._in_air.read = draws, send(draws, self.config.device)

@@ -72,10 +72,8 @@ class Launches:
             if self.speculator is not None:
                 with self._phase(DEVICE, "draft", step), self.guards["draft"]:
                     self._draft(step)
-            with self._phase(DEVICE, "forward", step):
-                with self.guards["batch"]:
-                    batch = self._batch(step)
-                logits = self._forward(batch)
+            with self._phase(DEVICE, "forward", step), self.guards["forward"]:
+                logits = self._forward(self._batch(step))
             with self._phase(DEVICE, "sample", step):
                 step.sampled = self._sample(step.scheduled, logits, step.drafted)
         except Exception as err:
@@ -128,8 +126,7 @@ class Launches:
         draft that is checked."""
         if batch is None:
             return None
-        with self.guards["forward"]:
-            return self.model.forward(batch, self.cache)
+        return self.model.forward(batch, self.cache)
 
     def _sample(
         self,
@@ -138,7 +135,9 @@ class Launches:
         drafted: Round | None = None,
     ) -> Sampled:
         """The next tokens of each request that samples in this step."""
-        return self._draw(scheduled, logits, drafted).read()
+        with self.guards["sample"]:
+            draws = self._draw(scheduled, logits, drafted)
+        return draws.read()
 
     def _draw(
         self, scheduled: list[Scheduled], logits: torch.Tensor | None, drafted: Round | None = None
@@ -146,10 +145,7 @@ class Launches:
         """The same, not read yet: they are on the device."""
         if logits is None:
             return Draws([])
-        with self.guards["sample"]:
-            return next_tokens(
-                scheduled, logits, self._grammars, self.speculator, drafted, self.ledger
-            )
+        return next_tokens(scheduled, logits, self._grammars, self.speculator, drafted, self.ledger)
 
     def _grammars(self, requests: Sequence[Request]) -> list[GrammarState | None]:
         """How far each request is in its grammar."""

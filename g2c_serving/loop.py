@@ -72,7 +72,7 @@ class Loop(Launches):
             phase: forbid_sync(phase, self.config.device, every)
             if self.config.forbid_sync
             else nullcontext()
-            for phase in ("draft", "batch", "forward", "sample")
+            for phase in ("draft", "forward", "sample")
         }
 
     def _step(self) -> None:
@@ -160,6 +160,7 @@ class Loop(Launches):
         request = s.request
         before, request.num_ready = request.num_ready, s.num_ready
         request.num_in_flight -= s.num_tokens + s.num_drafts
+        request.was_computed = True
         self.prefix_cache.commit(request, before)
         if s.samples:
             request.num_pending -= 1 + s.num_drafts

@@ -139,6 +139,7 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)  # of its first full blocks
     num_cached_tokens: int = 0  # of the prompt, found in the cache at the first admission
     was_admitted: bool = False
+    was_computed: bool = False  # a step of it is over: what it found in the cache is in its blocks
     window_start: int = 0  # first token whose window-layer keys are in the cache
     confidences: np.ndarray | None = None  # of its last drafts (n,), as the budget read them
     replay_until: int = 0  # tokens before it are computed for their window-layer keys alone

@@ -133,6 +133,7 @@ class PrefixCache:
         self.block_manager.adopt(request.sequence_id, shared)
         self.block_manager.allocate(request.sequence_id, len(request.token_ids))
         request.num_computed_tokens = request.num_ready = reused
+        request.was_computed = False
         if below is not None and self.window:
             request.window_start = reused - self.window
             if below.state is None:
@@ -219,7 +220,8 @@ class PrefixCache:
         at the last few block ends into host memory."""
         table = self.block_manager.tables.get(request.sequence_id)
         full = request.num_ready // self.block_size
-        if self.disk is None or table is None or not full or not request.is_exact:
+        whole = request.is_exact and request.was_computed  # before, it may be on its way from disk
+        if self.disk is None or table is None or not full or not whole:
             return
         self._name_blocks(request, full)
         names = request.block_hashes[:full]

@@ -76,6 +76,7 @@ class Scheduler:
             return self.add(child)
         child.num_computed_tokens = parent.num_settled  # in time what is on its way is there, too,
         child.num_ready = parent.num_ready  # but nobody knows whether it will fail
+        child.was_computed = parent.was_computed
         child.drafter_lag = child.num_computed_tokens - child.num_ready
         child.window_start, child.replay_until = parent.window_start, parent.replay_until
         child.block_hashes = list(parent.block_hashes)
