@@ -32,7 +32,7 @@ def first_tokens(spread: float, load: float, machines: int) -> tuple[dict, list[
     make = partial(single_prompts, PROMPTS, median=MEDIAN, spread=spread, seed=1)
     prompts = pressed(lambda gap_us: make(gap_us=gap_us), machines, load)
     lengths = [prompt.length for prompt in prompts]
-    edges = routing.equal_work_edges(lengths, alone_ms(prompts), TIERS)
+    edges = routing.equal_work_edges(lengths, alone_ms(prompts).tolist(), TIERS)
     tiers = np.array([routing.tier_of(length, edges) for length in lengths])
     routers = (routing.at_random(3), routing.round_robin(), routing.in_tiers(edges),
                routing.least_work)  # fmt: skip
