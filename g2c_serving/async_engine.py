@@ -1,7 +1,7 @@
 """The engine whose device does not wait: the four phases of `loop.py`, overlapped one step deep.
 
-    CPU      schedule N+1 | process N-1 | schedule N+2 | process N | ...
-    device       forward N, sample N    |   forward N+1, sample N+1    | ...
+    device   | forward N, sample N                   | forward N+1, sample N+1               |
+    CPU      | process N-1 | schedule N+1 |          | process N | schedule N+2 |            |
 
 While the device computes step N, the CPU processes what step N-1 has drawn and schedules step N+1,
 which is launched before N is over and so waits for nothing. What the scheduler cannot know yet it
