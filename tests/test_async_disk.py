@@ -1,4 +1,4 @@
-"""The overlapped engine over a disk: what was found there is on its way to the pages for a while."""
+"""The overlapped engine over a disk: what was found there is on its way to the pages at first."""
 
 from __future__ import annotations
 
