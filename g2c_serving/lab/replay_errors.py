@@ -22,6 +22,7 @@ import torch
 
 from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.checkpoints import LanguageModel, load
+from g2c_serving.forward.low_precision import Format
 from g2c_serving.forward.model import ModelConfig, Transformer
 from g2c_serving.train.batches import batch as corpus_rows
 
@@ -68,13 +69,19 @@ def receptive_field(config: ModelConfig, depth: int | None = None) -> int:
 
 
 class Contexts:
-    """Texts (C, T) that ran once, exactly; the first `hit` tokens of each are a hit."""
+    """Texts (C, T) that ran once, exactly (but for keys and values in `cache_format`); the first
+    `hit` tokens of each are a hit."""
 
     def __init__(
-        self, lm: LanguageModel, texts: Sequence[Sequence[int]], hit: int, dtype: torch.dtype
+        self,
+        lm: LanguageModel,
+        texts: Sequence[Sequence[int]],
+        hit: int,
+        dtype: torch.dtype,
+        cache_format: Format | None = None,
     ) -> None:
         self.texts, self.hit, self.config = texts, hit, lm.config
-        self.model = Transformer(lm.config, lm.weights, dtype)
+        self.model = Transformer(lm.config, lm.weights, dtype).with_cache_format(cache_format)
         blocks = -(-len(texts[0]) // BLOCK_SIZE)
         self.tables = [list(range(c * blocks, (c + 1) * blocks)) for c in range(len(texts))]
         self.cache = self.model.new_cache(len(texts) * blocks, BLOCK_SIZE)
