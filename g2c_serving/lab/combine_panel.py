@@ -76,7 +76,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     (touched,) = axes.plot([], [], "|", color=GREY, ms=9, ls="none", label="an expert moved")
     (equal,) = axes.plot([], [], "o", color=BLUE, ms=5, label="the same bits", **look)
     (changed,) = axes.plot([], [], "x", color=ORANGE, ms=6, label="other bits", **look)
-    axes.set(yscale="log", xlim=(-1, TOKENS), ylim=(1e-10, 0.3), xlabel="token of the step")
+    axes.set(yscale="log", xlim=(-1, TOKENS), ylim=(1e-10, 5), xlabel="token of the step")
     axes.set_ylabel("change of its sum\n(share of the largest)")
     axes.set_yticks((EQUAL, 1e-7, 1e-5, 1e-3, 1e-1), ("0", "1e-7", "1e-5", "1e-3", "1e-1"))
     axes.minorticks_off()

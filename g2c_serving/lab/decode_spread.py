@@ -81,7 +81,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
             ("perfect", BLACK, ":", "perfectly balanced"),
         )
     }
-    axes.set(xlim=(-0.7, GPUS - 0.3), ylim=(0, 30), ylabel="ms", xticks=())
+    axes.set(xlim=(-0.7, GPUS - 0.3), ylim=(0, 34), ylabel="ms", xticks=())
     axes.set_xlabel(f"{GPUS} GPUs, the slowest first")
     axes.legend(loc="upper right", ncols=2, fontsize=10)
     source_note(axes, "Simulated")
