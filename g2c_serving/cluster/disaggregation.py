@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -204,11 +205,16 @@ def _refuse(job: Job) -> None:
     raise AssertionError("a prompt in the decode pool")
 
 
+def _enter(entrance: Sequence[Machine], job: Job) -> None:
+    """To the machine with fewest requests, the first among equals."""
+    min(entrance, key=lambda machine: machine.load).prefill(job)
+
+
 def _run(
     clock: VirtualClock, load: Load, entrance: Sequence[Machine], all_machines: Sequence[Machine]
 ) -> Outcome:
     jobs = [Job(at, load.prompt_tokens, load.answer_tokens) for at in load.arrivals()]
     for job in jobs:
-        clock.at(job.arrived, lambda job=job: min(entrance, key=lambda m: m.load).prefill(job))
+        clock.at(job.arrived, partial(_enter, entrance, job))
     clock.run()
     return Outcome.of(jobs, all_machines, float(clock.now))

@@ -39,6 +39,7 @@ class Failover(Fleet):
         super().__init__(engines)
         self.now = now
         self.stopping: dict[str, float] = {}  # by name: when the grace period ends
+        self.dead: dict[str, str] = {}  # by name: what it died of
         self._staying: set[int] = set()  # requests that nobody else can run
 
     def stop(self, name: str, grace_s: float = GRACE_S) -> None:
@@ -52,15 +53,15 @@ class Failover(Fleet):
         self.note("stops", None, name)
 
     def step(self) -> list[RequestOutput]:
-        """A step of each engine; those whose grace is over forward what they have. An engine that
-        raises is taken for dead. RuntimeError if requests wait and there is no engine at all."""
+        """Engines whose grace is over forward what they have; then each takes a step. An engine
+        that raises is taken for dead. RuntimeError if requests wait and no engine is left."""
         outputs = []
+        for name in [name for name, end in self.stopping.items() if self.now() >= end]:
+            outputs += self._guarded(name, self._forward)
         for name in list(self.engines):
             outputs += self._guarded(name, self._step_of)
-        for name, deadline in list(self.stopping.items()):
-            if name in self.engines and self.now() >= deadline:
-                outputs += self._guarded(name, self._forward)
-            if name in self.engines and not self.on(name):
+        for name in list(self.stopping):
+            if not self.on(name):
                 self._leave(name, "leaves")
         self._place_the_homeless()
         self.steps += 1
@@ -105,7 +106,8 @@ class Failover(Fleet):
     # dead
 
     def _bury(self, name: str, err: Exception) -> None:
-        logger.error("engine %s is dead", name, exc_info=err)
+        logger.info("engine %s is dead", name, exc_info=err)
+        self.dead[name] = f"{type(err).__name__}: {err}"
         for request_id in self.on(name):
             ticket = self.tickets[request_id]
             del self._ids[name, ticket.local_id]
