@@ -67,8 +67,10 @@ def reassigning(
     for now, load in enumerate(loads):
         if now and now % every == 0:
             before, seen = placement, loads[max(0, now - recent) : now].mean(0)
-            anew = swaps is None
-            placement = place(seen, gpus, copies) if anew else place_near(before, seen, swaps)
+            if swaps is None:
+                placement = place(seen, gpus, copies)
+            else:
+                placement = place_near(before, seen, swaps)
             moved.append(placement.moved_from(before))
         balances.append(float(placement.balance(load)))
     return Reassigned(np.array(balances), moved)
