@@ -6,7 +6,7 @@ here; that is the block manager's business (`schedule/block_manager.py`). Brief,
 Reading gathers a few requests' blocks into buffers that are made once, sized to stay in the
 processor's cache: the memory traffic of the gather decides the cost of attention here, not its
 arithmetic. A GPU kernel (FlashMLA in DeepInfer) reads the pages where they lie, without the copy.
-Left out: low precision.
+Low precision is in low_precision_cache.py.
 """
 
 from __future__ import annotations
