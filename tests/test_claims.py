@@ -31,6 +31,7 @@ def test_evidence_that_is_worked_out():
     assert "144, 400 and 10,000 computed tokens" in text  # the Brief's example
     assert "+5.4 %, 66 % and 90 %" in text and "75.3% of three" in text
     assert "never more than 5e-05" in text
+    assert "as long at 65 requests, and at 62 for the budget; said is about 60" in text
     assert len(text.splitlines()) == 1 + sum(len(claim.evidence) for claim in CLAIMS)
 
 

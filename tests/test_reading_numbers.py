@@ -151,7 +151,7 @@ def test_two_worlds_and_both_fit_the_chart():
     assert alone.share3 == pytest.approx(0.75, abs=0.005)  # the chart's, if it is a share
     assert both.chance == pytest.approx(0.75, abs=0.005)  # the chart's, if it is a chance
     cells = [line.split()[-1] for line in repr(accepted_length.table()).splitlines()]
-    assert cells[2] == "46%" and cells[4] == "75.2%"
+    assert cells[2] == "46%" and cells[3] == "62%" and cells[5] == "75.2%"  # 2.21 of 3.58
 
 
 def test_the_panel_finds_both_pairs():

@@ -129,7 +129,7 @@ def _draw(figure: Figure, drafts: int) -> dict[str, Any]:
         (art[f"{name} now"],) = axes.plot(
             [],
             [],
-            label=f"the {name} of your drafts",
+            label=f"your drafts' {name}",
             fillstyle="none",
             mew=2,
             markersize=11,
@@ -139,7 +139,7 @@ def _draw(figure: Figure, drafts: int) -> dict[str, Any]:
     look = {"color": GREY, "linewidth": 1, "linestyle": "-"}
     (art["whole"],) = axes.plot([], [], label="if all stood", **look)
     axes.set(xlim=(LOWEST, 100.5), xlabel="a (%)", ylim=(1, 1.2 + drafts), ylabel="tokens a pass")
-    axes.legend(loc="upper left", fontsize=9)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=9)
     source_note(axes, "Measured here")
     return art
 

@@ -24,6 +24,7 @@ from g2c_serving.lab.plots import BLACK, line, source_note
 from g2c_serving.lab.published import value
 from g2c_serving.lab.table import Table
 
+BOTH = (False, True)  # whether the reported length counts the ordinary token
 DRAFTS = 5  # of the production table
 NEAR = 0.02  # tokens: what two printed digits and a slider of 0.5 % leave open
 MOST = 6  # drafts in the picture
@@ -93,11 +94,12 @@ def world(counts_ordinary: bool) -> World:
 
 def table() -> Table:
     """The two worlds side by side, with what the decode chart says beside either."""
-    worlds = [world(False), world(True)]
+    worlds = [world(counts) for counts in BOTH]
     a, length = value("tau.a"), value("prod.accepted.fixed")
     rows = [
         ("drafts of five that stand", *(f"{w.stand:.2f}" for w in worlds)),
         ("share of the five", *(f"{w.share:.0%}" for w in worlds)),
+        (f"share of the budget's {value('prod.verified.budget'):.2f}", *map(_budget_share, BOTH)),
         ("tokens a step, five drafts", *(f"{w.tokens:.2f}" for w in worlds)),
         ("chance of each, given the ones before", *(f"{w.chance:.1%}" for w in worlds)),
         ("share of three drafts", *(f"{w.share3:.1%}" for w in worlds)),
@@ -107,6 +109,11 @@ def table() -> Table:
     ]
     head = (f"if {length:.2f} counts", "drafts alone", "the ordinary token too")
     return Table(head, rows)
+
+
+def _budget_share(counts_ordinary: bool) -> str:
+    stand = value("prod.accepted.budget") - counts_ordinary
+    return f"{stand / value('prod.verified.budget'):.0%}"
 
 
 def panel() -> Panel:

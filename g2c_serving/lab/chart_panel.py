@@ -23,8 +23,8 @@ Column = list[float]  # of one axes, a number a point
 
 
 def panel(points: Sequence[Point], label: str = "Derived") -> Panel:
-    """The chart's anatomy. `label`: one of published.LABELS. ValueError for no points, more runs
-    than can be told apart, and a run with two points at the same load."""
+    """The chart's anatomy. `label`: one of published.LABELS, or "Invented". ValueError for no
+    points, more runs than can be told apart, and a run with two points at the same load."""
     points = sorted(points, key=lambda p: p.requests)
     runs = list(dict.fromkeys(p.run for p in points))
     if not 1 <= len(runs) <= MOST_RUNS:

@@ -127,7 +127,8 @@ NEEDS = (
     "Which of these can be worked out from what DeepSeek published? Six times True or False: "
     "[tokens a second of the cluster, on a day's average; tokens a second per GPU of that cluster; "
     "the step time behind the decode chart's point at 64 requests; the share of verified drafts "
-    "that are accepted, fixed five; profit per GPU-hour; revenue per token].",
+    "that are accepted, fixed five, if 3.30 are drafts alone; profit per GPU-hour; revenue per "
+    "token].",
     hint="Write down what each is divided by. Is it published?",
     why="The number of GPUs and the cost of an hour are not. Revenue per token would need both "
     "totals of the same hours and the same GPUs.",

@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from g2c_serving.lab import accept_rule, accepted_length, production_load, toy_budget
+from g2c_serving.lab import (
+    accept_rule,
+    accepted_length,
+    implied_steps,
+    production_load,
+    toy_budget,
+)
 from g2c_serving.lab.guard import guard_effect
 from g2c_serving.lab.hit_calculator import EXAMPLE, FLASH
 from g2c_serving.lab.load_model import compare
@@ -91,6 +97,14 @@ def _worlds() -> str:
     )
 
 
+def _steps() -> str:
+    fixed, budget = (implied_steps.fits_at(mode, False) for mode in ("fixed", "budget"))
+    return (
+        "table and decode chart fit together, if 3.30 counts the ordinary token: their steps are "
+        f"as long at {fixed:.0f} requests, and at {budget:.0f} for the budget; said is about 60"
+    )
+
+
 CLAIMS = (
     Claim("parts", "The most distinctive parts are not in the code.", (
         Evidence(FOR, "Reported", "the 72-hour cache, hash chains, balancers and the split over "
@@ -110,7 +124,7 @@ CLAIMS = (
         Evidence(FOR, "Measured here", "a lost window state comes back a little different, and now "
                  "and then another token is the likeliest", "notebook 02"),
         Evidence(FOR, "Derived", "a block of FP4 has one scale: an outlier costs its neighbours "
-                 "their digits", "notebook 07"),
+                 "their digits", "forward/low_precision.py"),
         Evidence(AGAINST, "Derived", _guard, "notebook 04"),
         Evidence(OPEN, "Not disclosed", "how far production is from an exact run, all together"),
     )),
@@ -125,6 +139,7 @@ CLAIMS = (
         Evidence(FOR, "Simulated", _loss, "notebook 04"),
         Evidence(FOR, "Derived", _worlds, "this notebook"),
         Evidence(AGAINST, "Derived", _sums, "notebook 04"),
+        Evidence(AGAINST, "Simulated", _steps, "this notebook"),
         Evidence(AGAINST, "Simulated", _loads, "notebook 04"),
         Evidence(OPEN, "Not disclosed", "GPUs, tokens by kind, and the traffic behind the table"),
     )),

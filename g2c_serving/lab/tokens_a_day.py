@@ -72,13 +72,11 @@ def _draw(figure: Figure) -> dict[str, Any]:
     axes.set_yscale("log")
     axes.set(xlim=(GUESSES[0] / 1.2, GUESSES[-1] * 1.2), ylim=(20, 3e6))
     axes.set(xlabel="GPUs (not disclosed)", ylabel="tokens/s per GPU, written")
-    for point in charts.decode_points():
+    for point, va in zip(charts.decode_points(), ("center", "top", "bottom"), strict=True):
         axes.axhline(point.throughput, color=GREY, linewidth=1, linestyle="--")
-    look: dict[str, Any] = {"ha": "right", "fontsize": 9, "bbox": {"color": "white", "pad": 1}}
-    few, *_, many = charts.decode_points()
-    for point, at, va in ((few, 0.8, "top"), (many, 1.25, "bottom")):
-        words = f"decode chart, {point.requests} requests"
-        axes.text(GUESSES[-1], point.throughput * at, words, va=va, **look)
+        words = f" chart, {point.requests} requests"
+        at = axes.get_yaxis_transform()  # beside the axes: the curve goes everywhere
+        axes.text(1, point.throughput, words, transform=at, va=va, fontsize=9)
     plain_ticks(axes.xaxis)
     axes.yaxis.set_major_formatter("{x:,.0f}")
     source_note(axes, "Simulated", "on two guesses")
