@@ -71,6 +71,10 @@ class AsyncEngine(Engine):
     def _is_busy(self) -> bool:
         return bool(self._requests or self._flights)
 
+    @property
+    def is_settled(self) -> bool:
+        return not self._flights and self.page_work.is_empty
+
     def stream(
         self,
         prompt: AnyPrompt,

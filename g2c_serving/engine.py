@@ -183,6 +183,11 @@ class Engine(Loop):
 
     # requests that another engine goes on with, or has begun: cluster/handover.py
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is on its way, so that requests and pages are what they say they are."""
+        return True
+
     def settle(self) -> list[RequestOutput]:
         """Take in what is on its way, so that all requests stand still until the next step; the
         outputs that nobody has had yet."""

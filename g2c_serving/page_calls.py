@@ -27,6 +27,10 @@ class PageCalls:
         self._pages = pages
         self._calls: Calls = []
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._calls
+
     def take(self) -> Calls:
         """The calls since the last time, in their order."""
         calls, self._calls = self._calls, []

@@ -354,6 +354,23 @@ def test_other_numerics_mean_other_bits_so_the_pages_are_left():
     assert target.stats.prefill_tokens == 24
 
 
+@pytest.mark.parametrize("mode", ["off", "fixed"])
+def test_a_cache_of_four_bits_is_rounded_once(mode):
+    """Numbers that were rounded as they were written are moved as they are."""
+    lm = calm(random_lm(seed=1, **{**SIZES, "dim": 32}), 0.5)
+    kinds = {"kv_cache_dtype": "nvfp4"} if mode == "off" else {}
+    source, target, other = engine(lm, mode, **kinds), engine(lm, mode, **kinds), engine(lm, mode)
+    mine = source.add(PROMPT, PARAMS)
+    for _ in range(5):
+        source.step()
+    child = source.fork(mine, seed=PARAMS.seed)
+    moved = move(source, target, mine)
+    final = finish(source, target)
+    assert told(final[1][moved, 0]) == told(final[0][child, 0])
+    assert target.stats.prefill_tokens == 0
+    assert (numerics(source) == numerics(other)) == (mode == "fixed")
+
+
 def test_who_has_ended_cannot_be_moved():
     source = engine()
     mine = source.add(PROMPT, g.SamplingParams(max_tokens=1))
@@ -375,7 +392,7 @@ def test_between_engines_that_overlap(mode):
         mine = source.add(PROMPT, PARAMS)
         for _ in range(5):
             source.step()
-        with pytest.raises(RuntimeError, match="call settle"):
+        with pytest.raises(RuntimeError, match=r"call its settle\(\) first"):
             export(source, mine)
         shown = [out.token_ids for out in source.settle()]
         moved = move(source, target, mine)

@@ -88,7 +88,7 @@ class Fleet:
         local_id = engine.add(prompt, params, cache_salt, traffic)
         request_id = self._next_id
         self._next_id += 1
-        ticket = Ticket(None, local_id, export(engine, local_id))
+        ticket = Ticket(None, local_id, export(engine, local_id, pages=False))
         self.tickets[request_id] = ticket
         self._settle_in(request_id, names[0], local_id, "begins")
         return request_id

@@ -127,18 +127,17 @@ class Handover:
         return found
 
 
-def export(source: Engine, request_id: int) -> Handover:
-    """All that an unfinished request is, with its pages. It goes on at the source as if nothing had
-    happened. With steps on their way call `source.settle()` first, which gives their outputs.
+def export(source: Engine, request_id: int, pages: bool = True) -> Handover:
+    """All that an unfinished request is. It goes on at the source as if nothing had happened.
 
-    KeyError for a request that has ended, RuntimeError while a step of it is on its way.
+    pages   take copies of its pages along: RuntimeError while steps are on their way; then call
+            `source.settle()` first, which gives their outputs
+
+    KeyError for a request that has ended.
     """
+    if pages:
+        _require_settled(source)
     requests = source.unfinished(request_id)
-    if any(request.num_in_flight for request in requests):
-        raise RuntimeError(
-            f"a step of request_id {request_id} is on its way: call settle() of the engine first, "
-            "and take its outputs"
-        )
     first = requests[0]
     return Handover(
         source.lm.fingerprint,
@@ -150,7 +149,7 @@ def export(source: Engine, request_id: int) -> Handover:
         min(first.most_tokens + _num_drafts(source), _pool_tokens(source)),
         first.cache_salt,
         first.traffic,
-        tuple(_sample(source, request) for request in requests),
+        tuple(_sample(source, request, pages) for request in requests),
     )
 
 
@@ -185,9 +184,11 @@ def move(source: Engine, target: Engine, request_id: int, pages: bool = True) ->
     target has it, so whatever is raised on the way, the request is still at the source.
 
     pages   False: the tokens alone, as after a crash
+
+    As `export` and `admit` otherwise.
     """
-    handover = export(source, request_id)
-    moved = admit(target, handover if pages else handover.without_pages())
+    _require_settled(source)
+    moved = admit(target, export(source, request_id, pages))
     source.let_go(request_id)
     return moved
 
@@ -206,7 +207,14 @@ def _num_drafts(engine: Engine) -> int:
     return 0 if speculation is None else speculation.num_drafts
 
 
-def _sample(source: Engine, request: Request) -> Sample:
+def _require_settled(engine: Engine) -> None:
+    if not engine.is_settled:
+        raise RuntimeError(
+            "steps of the engine are on their way: call its settle() first, and take the outputs"
+        )
+
+
+def _sample(source: Engine, request: Request, pages: bool) -> Sample:
     return Sample(
         request.sample_index,
         request.seed,
@@ -218,7 +226,7 @@ def _sample(source: Engine, request: Request) -> Sample:
         request.was_admitted,
         request.state == EXPECTED,
         request.confidences,
-        _pages(source, request),
+        _pages(source, request) if pages else None,
     )
 
 
@@ -228,8 +236,9 @@ def _pages(source: Engine, request: Request) -> Pages | None:
     table = manager.tables.get(request.sequence_id)
     if table is None or not request.num_computed_tokens:
         return arrivals.of(request)  # it came from elsewhere and still waits, or has none
-    unwritten = not arrivals.is_written(request) or manager.copies.keys() & set(table)
-    unloaded = any(load.request is request for load in source.prefix_cache.loads)
-    if unwritten or unloaded or request.is_replaying:
+    copied = manager.copies.keys().isdisjoint(table)
+    loaded = all(load.request is not request for load in source.prefix_cache.loads)
+    written = copied and loaded and arrivals.is_written(request)
+    if not written or request.is_replaying:  # an error came between, or its windows are not whole
         return None
     return Pages.of(request, table, source.model, source.pages)
