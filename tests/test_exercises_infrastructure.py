@@ -31,6 +31,9 @@ def copies(load, extra):
         ("07.orders", [False, False, True], [False, True, True]),
         ("07.in_step", "73.7 %", 66.7),  # 14 / 19
         ("07.prefix", (50_000 - 382 * 128 + 7 * 50_000) / 8, 50_000),
+        ("07.hidden", 4200 / 20 / 40, 210),
+        ("07.parcel", [True, True, True] + 4 * [False], [True] * 4 + 3 * [False]),
+        ("07.grace", 14_760, 246),
     ],
 )
 def test_right_and_wrong(name, right, wrong):

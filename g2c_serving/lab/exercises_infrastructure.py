@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import numpy as np
 import torch
 
 from g2c_serving.cluster import combine, experts
 from g2c_serving.cluster.decode_pool import DecodeRun
+from g2c_serving.cluster.failover import GRACE_S
+from g2c_serving.cluster.handover import Handover, Sample
+from g2c_serving.cluster.layer_transfer import shown_ms
 from g2c_serving.cluster.storage_code import StorageCode
 from g2c_serving.cluster.storage_reads import kth_of, under_load
 from g2c_serving.cluster.wide_ep import MixtureOfExperts
 from g2c_serving.forward.low_precision import MXFP4, NVFP4, encode, rounded
 from g2c_serving.lab.exercises import exercise
+from g2c_serving.lab.published import value
 from g2c_serving.schedule.cost_model import CostModel
 from g2c_serving.schedule.hit_rule import hit
 
@@ -252,3 +257,63 @@ def _mxfp4() -> list[float]:
 )
 def _four_bits() -> float:
     return encode(torch.ones(2, 4, 256), NVFP4).nbytes
+
+
+# ---- 07.hidden ----
+
+CACHE_GB, LINK_GB_S, PROMPT_MS, PROMPT_LAYERS = 4.2, 20.0, 400.0, 40
+
+
+@exercise(
+    "07.hidden",
+    "A prompt takes 400 ms to compute, in 40 layers. Its cache of 4.2 GB is shipped over a link of "
+    "20 GB/s, each layer's part as soon as that layer is done. How many ms does a user wait for the "
+    "link, between the first token and the second?",
+    hint="How long is one layer's part on the link? Is that longer than a layer takes to compute?",
+    unit="ms",
+    rel=0.01,
+    why="210 ms in all, 5.25 for each layer, and a layer takes 10: only the last part shows. All "
+    "at the end it would be 210.",
+)
+def _hidden() -> float:
+    return float(shown_ms(PROMPT_LAYERS, PROMPT_MS, 1e3 * CACHE_GB / LINK_GB_S))
+
+
+# ---- 07.parcel ----
+
+PARCEL = ("token_ids", "seed", "params", "pages", "generator", "grammar", "row")
+
+
+@exercise(
+    "07.parcel",
+    "An engine dies, and another is to go on with its requests, in batch-invariant mode, so that no "
+    "token differs. What must somebody outside the engine know of a request? Answer with seven True "
+    "or False: [the tokens so far, its seed, its sampling parameters, the pages of its cache, the "
+    "state of a random generator, the state of its grammar's automaton, its row in the batch].",
+    hint="What can be worked out again from the rest, and what was there never?",
+    rel=0,
+    why="Tokens, seed and parameters are the request. Pages and automaton can be computed again "
+    "from the tokens, which only takes time. Draws are keyed by seed and position: there is no "
+    "generator, and no row matters.",
+)
+def _parcel() -> list[bool]:
+    carried = {field.name for kind in (Handover, Sample) for field in fields(kind)}
+    needed = carried - {"pages"}  # which Handover.without_pages leaves out
+    return [name in needed for name in PARCEL]
+
+
+# ---- 07.grace ----
+
+
+@exercise(
+    "07.grace",
+    "A decode engine is asked to stop and has one minute of grace. By the decode chart a user gets "
+    "246 tokens a second with 64 requests on a GPU. How many tokens may an answer lack, at most, "
+    "when the minute begins, to end before it is over?",
+    hint="A minute is 60 seconds.",
+    unit="tokens",
+    rel=0.005,
+    why="60 s at 246 tokens a second. Only longer answers are ever forwarded with their caches.",
+)
+def _grace() -> float:
+    return GRACE_S * value("decode.user_speed.64")
