@@ -407,7 +407,8 @@ def test_between_engines_that_overlap(mode):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_mix_of_moves_forks_and_preemptions(seed):
-    """Random requests on three engines of random sizes; the right value is each one's run alone."""
+    """Random requests on three engines of random sizes, some of which overlap their steps; the
+    right value is each one's run alone."""
     rng = random.Random(seed)
     mode = rng.choice(["off", "fixed"])
     lm = rng.choice([LM, WINDOW])
@@ -415,6 +416,7 @@ def test_any_mix_of_moves_forks_and_preemptions(seed):
         engine(
             lm,
             mode,
+            rng.choice([g.Engine, g.AsyncEngine]),
             num_blocks=rng.randint(14, 40),
             block_size=rng.choice([3, 4, 5]),
             max_num_seqs=rng.randint(1, 4),
@@ -425,6 +427,13 @@ def test_any_mix_of_moves_forks_and_preemptions(seed):
     ]
     asked: dict[tuple[int, int], tuple] = {}  # engine and request id there -> what was asked
     final: dict[tuple[int, int], dict[int, tuple]] = {}
+
+    def take(k: int, outputs: list[g.RequestOutput]) -> None:
+        for out in outputs:
+            if out.finish_reason is not None:
+                final.setdefault((k, out.request_id), {})[out.sample_index] = told(out)
+        engines[k].block_manager.check()
+
     for turn in range(60):
         act = rng.random()
         where = rng.randrange(3)
@@ -438,19 +447,21 @@ def test_any_mix_of_moves_forks_and_preemptions(seed):
             asked[where, engines[where].add(prompt, params)] = prompt, params
         elif act < 0.5 and live:
             key, to = rng.choice(live), rng.choice([k for k in range(3) if k != where])
+            take(where, engines[where].settle())
+            if key[1] not in engines[where]._requests:
+                continue
             moved = move(engines[where], engines[to], key[1], pages=rng.random() < 0.8)
             asked[to, moved] = asked.pop(key)
             final[to, moved] = final.pop(key, {})
         else:
             for k, e in enumerate(engines):
-                for out in e.step():
-                    if out.finish_reason is not None:
-                        final.setdefault((k, out.request_id), {})[out.sample_index] = told(out)
-                e.block_manager.check()
+                take(k, e.step())
     for k, (e, rest) in enumerate(zip(engines, finish(*engines), strict=True)):
         for (request_id, index), out in rest.items():
             final.setdefault((k, request_id), {})[index] = told(out)
         assert e.block_manager.num_free == e.config.num_blocks
+        if isinstance(e, g.AsyncEngine):
+            e.close()
     for key, (prompt, params) in asked.items():
         expected = alone(prompt, params, lm, mode)
         assert [final[key][i] for i in range(params.n)] == expected, (seed, key)

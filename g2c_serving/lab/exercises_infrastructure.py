@@ -267,8 +267,8 @@ CACHE_GB, LINK_GB_S, PROMPT_MS, PROMPT_LAYERS = 4.2, 20.0, 400.0, 40
 @exercise(
     "07.hidden",
     "A prompt takes 400 ms to compute, in 40 layers. Its cache of 4.2 GB is shipped over a link of "
-    "20 GB/s, each layer's part as soon as that layer is done. How many ms does a user wait for the "
-    "link, between the first token and the second?",
+    "20 GB/s, each layer's part as soon as that layer is done. How many ms does a user wait for "
+    "the link, between the first token and the second?",
     hint="How long is one layer's part on the link? Is that longer than a layer takes to compute?",
     unit="ms",
     rel=0.01,
@@ -286,10 +286,10 @@ PARCEL = ("token_ids", "seed", "params", "pages", "generator", "grammar", "row")
 
 @exercise(
     "07.parcel",
-    "An engine dies, and another is to go on with its requests, in batch-invariant mode, so that no "
-    "token differs. What must somebody outside the engine know of a request? Answer with seven True "
-    "or False: [the tokens so far, its seed, its sampling parameters, the pages of its cache, the "
-    "state of a random generator, the state of its grammar's automaton, its row in the batch].",
+    "An engine dies, and another is to go on with its requests, in batch-invariant mode, so that "
+    "no token differs. What must somebody outside the engine know of a request? Answer with seven "
+    "True or False: [the tokens so far, its seed, its sampling parameters, the pages of its cache, "
+    "the state of a random generator, the state of its grammar's automaton, its row in the batch].",
     hint="What can be worked out again from the rest, and what was there never?",
     rel=0,
     why="Tokens, seed and parameters are the request. Pages and automaton can be computed again "
