@@ -7,6 +7,7 @@ import pytest
 import g2c_serving as g
 from g2c_serving.lab import pools_panel, ship_panel
 from g2c_serving.lab.failover_panel import DIE, REQUESTS, failover_panel
+from g2c_serving.lab.handover_tables import PROMPTS, TOKENS, price, two_engines
 from g2c_serving.lab.ship_panel import FLASH, SEVEN, num_bytes, way
 
 
@@ -61,3 +62,26 @@ def test_failover_on_the_shipped_model():
     panel.run()
     assert panel.error is None and both in panel.text
     assert "4 requests, goes on elsewhere from the tokens alone" in panel.text
+
+
+def test_two_engines_on_the_shipped_model():
+    """Each prompt in the one, all but the first token of each answer in the other."""
+    lm = g.load("tiny")
+    apart = two_engines(lm)
+    prompts = sum(len(lm.tokenizer.encode(text)) for text in PROMPTS)
+    assert apart.equal and apart.shipped_tokens == prompts
+    assert apart.shipped_bytes == prompts * 2 * 4 * 256 * 4  # keys and values, layers, width, f32
+    counts = {row[0]: row[1:3] for row in apart.table.rows}
+    rows = str(3 * (TOKENS - 1))
+    assert counts == {
+        "one engine": (str(prompts), rows),
+        "prefill": (str(prompts), "0"),
+        "decode": ("0", rows),
+    }
+
+
+def test_the_price_of_a_move():
+    table = price(g.load("tiny"), repeats=1)
+    assert [row[0] for row in table.rows] == ["64 tokens", "256 tokens", "480 tokens"]
+    assert [float(row[1]) for row in table.rows] == [0.5, 2.1, 3.9]
+    assert all(float(cell) > 0 for row in table.rows for cell in row[2:])

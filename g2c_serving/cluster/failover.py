@@ -10,7 +10,8 @@ tokens that each user was told, and the seed; another engine computes those agai
 Brief, "Fault tolerance and autoscaling", Reported: "a decode engine being shut down gets a
 one-minute grace period, then forwards its unfinished requests and their caches to other engines".
 What happens after a crash is not disclosed; here it is what the seeds allow. Left out: engines that
-are found dead by their silence, and autoscaling, which is `attach` and `stop` at the right time.
+are found dead by their silence; a step that fails in an engine which lives on (its requests end
+with that error); and autoscaling, which is `attach` and `stop` at the right time.
 """
 
 from __future__ import annotations
