@@ -374,8 +374,8 @@ def test_generate_after_an_abort(engine, steps):
 @pytest.mark.parametrize("mode", MODES)
 def test_grammars_abort_fork_and_preempt(engine, mode):
     """The states are those of the tokens, whatever was in flight and thrown away."""
-    word = regex(["abcabcabcabc", "bbbbbbbbbb"])
-    asked = params(grammar=word, max_tokens=20)
+    word = regex(["abc" * 9, "b" * 25])
+    asked = params(grammar=word, max_tokens=30)
     whole = alone(PROMPT, asked, mode)
     for steps in range(1, 6):
         e = engine(mode, max_num_batched_tokens=16)
@@ -629,6 +629,31 @@ def test_the_worker_is_killed_at_any_moment_again_and_again(engine, mode):
     assert run_again(e, mode)
 
 
+@pytest.mark.parametrize("tier", ["pool", "disk"])
+def test_blocks_that_a_killed_worker_should_have_filled_are_not_found(engine, tier, tmp_path):
+    """The device was to load them, or to compute them, when it died: whoever asks next gets them
+    anew."""
+    prompt = random_ids(LM, 30, 77)
+    how = {"enable_prefix_caching": True}
+    if tier == "disk":
+        how |= {"cache_dir": tmp_path, "cache_bytes": 1 << 20}
+        make(g.Engine, **how).generate([prompt], params())
+    e = engine(**how)
+
+    def die_at_the_next_launch() -> None:
+        while not e.events or e.events[-1].phase != "launch":
+            time.sleep(0.001)
+        e.worker.kill()
+
+    for _ in range(2):
+        e.worker.submit(die_at_the_next_launch)
+        e.add(prompt, params())
+        (lost,) = run(e).values()
+        assert lost.finish_reason == "error"
+        (found,) = e.generate([prompt], params())
+        assert story(found) == alone(prompt, params())
+
+
 # ---- close, and who is gone ----
 
 
@@ -740,7 +765,9 @@ def test_ordinary_engines_side_by_side_share_a_model(engine):
     """Without the invariant mode all engines compute with the loaded model itself, each on a thread
     of its own: they take the same steps, with the same rounding."""
     asked = [params(i) for i in range(len(PROMPTS))]
-    expected = [o.token_ids for o in engine(batch_invariant=False).generate(PROMPTS, asked)]
+    alone = engine(batch_invariant=False).generate(PROMPTS, asked)
+    expected = [o.token_ids for o in alone]
+    assert {o.finish_reason for o in alone} == {"length"}
     engines = [engine(batch_invariant=False) for _ in range(3)]
     assert engines[0].model is engines[1].model
     found: list[dict[int, list[int]]] = [{} for _ in engines]
