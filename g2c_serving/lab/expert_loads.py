@@ -59,8 +59,8 @@ def _update(art: dict[str, Any], how: str, copies: int, skew: float) -> str:
     if how == PLACED:
         on = int(placed.counts.max())
         words = (
-            f"placed {how} with {copies} redundant copies (the most popular on {on} "
-            f"{'GPU' if on == 1 else 'GPUs'})"
+            f"placed {how} with {copies} redundant {'copy' if copies == 1 else 'copies'} (the most "
+            f"popular on {on} {'GPU' if on == 1 else 'GPUs'})"
         )
     return (
         f"Simulated, {EXPERTS} experts of skew {skew:g}, {words}: the most popular gets "

@@ -98,5 +98,5 @@ def _say(
     return (
         f"{name}: the outlier is {values[PLACE]:g} and its block's scale {own:.4g}, so the "
         f"smallest step there is {own / 2:.3g}. Its {int(near.sum())} neighbours are off by "
-        f"{error(near)} of their size and {zeros} of them are 0{rest}."
+        f"{error(near)} of their size and {zeros} of them {'is' if zeros == 1 else 'are'} 0{rest}."
     )
