@@ -15,7 +15,8 @@ mask of its next token hangs on the last one.
 On a CPU the device is a thread, and Python lets one thread run at a time: torch lets go of that
 lock in its kernels, but gets it back only when the other thread gives it up, after 5 ms as a rule.
 So the interval is set to 50 microseconds while anything is on its way. On cuda and mps (untested)
-the thread launches kernels, and the device's own queue keeps their order.
+the thread launches kernels, and the device's own queue keeps their order; on mps the host reads
+tokens only when that queue is empty, so little overlaps there.
 
 Brief, section 6, "asynchronous scheduling"; SGLang and vLLM have it too. Left out: schedules more
 than one step ahead, and rows that are laid out in device memory.
@@ -55,7 +56,8 @@ class AsyncEngine(Engine):
     """An `Engine` with the same face, and the same tokens with speculation off or fixed. The
     outputs of a step come with the call of `step` after the one that launched it.
 
-    Close it, or use it in a `with`: it has a thread. `events` is the log of who did what when.
+    Close it, or use it in a `with`: it has a thread, which may keep an engine that is dropped with
+    steps on their way. `events` is the log of who did what when.
     """
 
     def __init__(self, lm: LanguageModel, config: EngineConfig | None = None) -> None:
@@ -100,7 +102,7 @@ class AsyncEngine(Engine):
             self.is_closed = True
             self._interval.drop()
             if self._flights:  # an interrupt: nobody will hand over what they may wait for
-                self.worker.kill()
+                self._give_up()
             self.worker.close()
         outputs, self._unreported = self._unreported + aborted, []
         return outputs
@@ -123,7 +125,7 @@ class AsyncEngine(Engine):
         try:
             for call, arguments in self.page_work.take():  # of a step that had nothing to compute
                 call(*arguments)
-        except Exception:
+        except BaseException:
             self.scheduler.lose_all_blocks()
             raise
 
@@ -137,7 +139,7 @@ class AsyncEngine(Engine):
         if len(self._flights) < DEPTH:  # an interrupt may have left two
             with deferred_interrupt():
                 launched = self._launch()
-        if len(self._flights) == DEPTH or self._flights and not launched:
+        if len(self._flights) > launched:
             self._collect()
 
     def _launch(self) -> bool:
@@ -146,7 +148,7 @@ class AsyncEngine(Engine):
         if not self.worker.is_alive:
             if self._flights:
                 return False
-            self.worker = DeviceWorker()
+            self.worker, self.guards = DeviceWorker(), self._make_guards()
         step = self._begin()
         if not step.scheduled:
             self._next_step -= 1
@@ -188,11 +190,17 @@ class AsyncEngine(Engine):
         try:
             wait(flight.done)
         except WorkerDied as err:
-            for one in self._flights:
-                one.handed_over.put({})  # or a job that waits for it might not hear of the end
+            self._give_up()
             self.worker.join()  # until then it may write to the pages
             return str(err)
         return None
+
+    def _give_up(self) -> None:
+        """Kill the device's thread. A kill may go astray while a job waits for what is handed over;
+        then it fails by this."""
+        for flight in self._flights:
+            flight.handed_over.put({})
+        self.worker.kill()
 
     def _land(self, flight: Flight, died: str | None) -> None:
         step = flight.step
@@ -208,15 +216,17 @@ class AsyncEngine(Engine):
     # on the device's thread
 
     def _fly(self, flight: Flight) -> None:
-        self._in_air = flight
+        self._in_air, flight.lost_pages = flight, True
         try:
             for call, arguments in flight.calls:
                 call(*arguments)
+            flight.lost_pages = False
+            flight.meet()
         except Exception as err:
-            flight.lost_pages = True
-            return self._note_failure(flight.step, err)
-        flight.meet()
-        self._compute(flight.step)
+            self._note_failure(flight.step, err)
+        else:
+            self._compute(flight.step)
+        del self._in_air
 
     def _batch(self, step: Step) -> ForwardBatch | None:
         batch, draws = super()._batch(step), self._in_air.to_fill_in

@@ -19,8 +19,9 @@ CPU, DEVICE = "CPU", "device"
 class Event(NamedTuple):
     """A phase of a step, from `start_ms` to `end_ms`, counted from the engine's making.
 
-    lane    CPU: schedule, process; device: draft, forward (layout of the batch included), sample;
-    phase   where steps overlap also launch and wait, see `async_engine.py`
+    lane    CPU or device
+    phase   CPU: schedule, process; device: draft, forward (layout of the batch included), sample;
+            where steps overlap also launch and wait, see `async_engine.py`
     step    steps are counted from 0
     """
 

@@ -2,8 +2,8 @@
 
 Two of the four phases, and with speculation the drafter before them. They work on what the step
 brings along and on the pages, and on nothing that the other two phases change, so they may run in a
-thread of their own (`async_engine.py`). Around both launches stands the guard of `forbid_sync.py`:
-whoever waits for the device there is told so (Brief, section 6).
+thread of their own, on snapshots of the requests (`async_engine.py`). Around both launches stands
+the guard of `forbid_sync.py`: whoever waits for the device there is told so (Brief, section 6).
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ class Launches:
         logits: torch.Tensor | None,
         drafted: Round | None = None,
     ) -> Sampled:
-        """The next tokens of each request that samples in this step."""
+        """The next tokens of each request that samples in this step. What overrides this lies
+        outside of the guard, and may read; what overrides `_draw` may not."""
         with self.guards["sample"]:
             draws = self._draw(scheduled, logits, drafted)
         return draws.read()

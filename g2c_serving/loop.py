@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from g2c_serving.config import ALWAYS_FORBID_SYNC, EngineConfig
@@ -67,13 +67,14 @@ class Loop(Launches):
         self.compiler = GrammarCompiler(*vocabulary, origin=self._made)
         self.waiting_room = WaitingRoom(self.compiler)
         self.events: deque[Event] = deque(maxlen=8 * HISTORY_STEPS)
+        self.guards = self._make_guards()
+
+    def _make_guards(self) -> dict[str, AbstractContextManager]:
+        phases, device = ("draft", "forward", "sample"), self.config.device
+        if not self.config.forbid_sync:
+            return dict.fromkeys(phases, nullcontext())
         every = 1 if ALWAYS_FORBID_SYNC else 8
-        self.guards = {
-            phase: forbid_sync(phase, self.config.device, every)
-            if self.config.forbid_sync
-            else nullcontext()
-            for phase in ("draft", "forward", "sample")
-        }
+        return {phase: forbid_sync(phase, device, every) for phase in phases}
 
     def _step(self) -> None:
         """One step, from its first phase to its last."""
@@ -142,7 +143,7 @@ class Loop(Launches):
         """Append tokens, check what ends, report all that moved."""
         moved = [request for s in step.scheduled for request in s.request.family]
         for s in step.scheduled:
-            error = step.error
+            error, family = step.error, s.request.family
             try:
                 if error is None:
                     self._take_in(s, step.sampled)
@@ -150,7 +151,7 @@ class Loop(Launches):
                 logger.error("request %d ends with an error", s.request.request_id, exc_info=err)
                 error = f"{type(err).__name__} when its tokens were taken in: {err}"
             if error is not None:
-                for request in s.request.family:
+                for request in family:
                     if request.state != FINISHED:
                         request.finish("error", error)
         self._report([request for request in moved if request.state != EXPECTED])

@@ -72,7 +72,8 @@ class Stream:
             raise
 
     async def aclose(self) -> None:
-        """Abort the request if it has not ended; back when its blocks are free."""
+        """Abort the request if it has not ended; back when its blocks are free, unless another task
+        is reading."""
         self._is_closed = True
         if self._channel is None:
             return

@@ -80,6 +80,32 @@ def test_who_reached_max_tokens_has_no_row_in_the_next_step():
     assert passes[0] == passes[1]
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_preempted_while_a_fork_shares_the_block_that_is_being_written(mode, steps):
+    with make(g.AsyncEngine, mode) as e:
+        how = params(max_tokens=20)
+        parent = e.add(PROMPTS[3], how)
+        for _ in range(steps):
+            e.step()
+        twin = e.fork(parent, seed=how.seed)
+        e.scheduler._preempt(next(r for r in e.scheduler.running if r.request_id == parent))
+        final = run(e)
+    expected = alone(PROMPTS[3], how, mode)
+    assert story(final[parent, 0]) == story(final[twin, 0]) == expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_block_held_before_reaches_nobody(mode):
+    """Not even what is no number; the wipe waits in the device's queue."""
+    with make(g.AsyncEngine, mode) as e:
+        for cache in [e.cache] + ([] if e.speculator is None else [e.speculator.drafter.cache]):
+            cache.keys.fill_(torch.nan)
+            cache.values.fill_(torch.nan)
+        for prompt in PROMPTS[:2]:
+            assert story(e.generate([prompt], params())[0]) == alone(prompt, params(), mode)
+
+
 def check_flights(e):
     for request in [*e.scheduler.running, *e.scheduler.waiting]:
         launched = [s for flight in e._flights for s in flight.launched]

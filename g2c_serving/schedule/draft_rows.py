@@ -97,7 +97,7 @@ class BudgetedDrafts(FixedDrafts):
         return False
 
     def share_out(self, requests: Sequence[Request], room: int, spared: int = 0) -> list[int]:
-        able = [r for r in requests if self.fits(r) and r.num_missing > 1]
+        able = [r for r in requests if self.fits(r) and r.num_missing - (r.num_pending > 0) > 1]
         self.num_rows, chosen = self.planner(able, room) if able and room > 0 else (0, [])
         fit = {request.sequence_id for request in chosen if self._has_blocks(request, spared)}
         drafts = [self.num_drafts if r.sequence_id in fit else 0 for r in requests]
