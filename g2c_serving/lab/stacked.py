@@ -127,7 +127,13 @@ def named(choice: Choice) -> str:
 def table() -> Table:
     """The eight choices as a table of a page."""
     rows = [
-        (named(choice), f"{d.kl:.1e}", f"{d.mean_tv:.1e}", f"{d.changed:.1%}", f"{d.loss:+.5f}")
+        (
+            named(choice),
+            f"{d.kl:.1e}",
+            f"{d.mean_tv:.1e}",
+            f"{d.changed:.1%}",
+            f"{round(d.loss, 5) + 0:+.5f}",
+        )
         for choice, d in sorted(measured().items(), key=lambda item: (sum(item[0]), item[0][::-1]))
     ]
     head = ("approximation", "KL (nats)", "total variation", "other first choice", "loss (nats)")
