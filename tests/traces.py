@@ -206,7 +206,7 @@ def make(seed: int, mode: str | None = None) -> Trace:
     longest = min(CONTEXT - 1, sizes["num_blocks"] * block_size)
     beginnings = [[dice.choice(LIKELY) for _ in range(CONTEXT)] for _ in range(2)]
     asks = tuple(
-        _ask(str(i), dice, beginnings, longest, mode) for i in range(dice.choice([2, 4, 4, 6]))
+        _ask(str(i), dice, beginnings, longest, mode) for i in range(dice.choice([2, 3, 4, 5]))
     )
     if dice.random() < 0.15:
         sizes["step_time_budget_ms"] = dice.choice([2.0, 6.0])  # of COSTS
