@@ -108,6 +108,7 @@ class AsyncEngine(Engine):
         return outputs
 
     def __enter__(self) -> Self:
+        self._check_free()
         return self
 
     def __exit__(self, *_: object) -> None:

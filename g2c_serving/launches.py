@@ -82,8 +82,8 @@ class Launches:
     @staticmethod
     def _note_failure(step: Step, err: Exception) -> None:
         """It belongs to no row in particular: all rows of the step end."""
-        count = len(step.scheduled)
-        logger.error("a step failed; its %d requests end with an error", count, exc_info=err)
+        if count := len(step.scheduled):
+            logger.error("a step failed; its %d requests end with an error", count, exc_info=err)
         step.error = f"{type(err).__name__} in the step: {err}"
 
     def _batch(self, step: Step) -> ForwardBatch | None:

@@ -18,6 +18,7 @@ import atexit
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,9 @@ class Stream:
 
     def __aiter__(self) -> Stream:
         return self
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        raise TypeError("outputs come in time: async for output in engine.stream(...)")
 
     async def __anext__(self) -> RequestOutput:
         if self._is_closed:
@@ -120,8 +124,9 @@ class Streams:
             num_read = sum(not channel.is_left for channel in list(self._live))
             if num_read:
                 raise RuntimeError(
-                    f"{num_read} streams of this engine are read, and their thread runs it: use "
-                    "engine.stream() too, or end them before you call the engine yourself"
+                    f"streams of this engine are read ({num_read}), and their thread runs it: use "
+                    "engine.stream() too, or end them first (await stream.aclose(), or cancel the "
+                    "task that reads)"
                 )
             time.sleep(1e-3)
 

@@ -166,7 +166,7 @@ def to(places: Places, args: tuple, kwargs: dict) -> str | None:
 
 def to_host(places: Places, tensor: torch.Tensor, device: Any) -> str | None:
     if places.is_host(device) and not places.made_on_host(tensor):
-        return f".to({str(device)!r}), a copy to the host"
+        return f".to({str(device)!r}) (a copy to the host)"
     return None
 
 
@@ -188,7 +188,7 @@ _TENSOR = {
     "cpu": ".cpu()",
     "numpy": ".numpy()",
     "__array__": "numpy's reading of a tensor",
-    "__bool__": "bool() of a tensor, as `if` and `and` ask for it",
+    "__bool__": "bool() of a tensor (what `if` and `and` ask for)",
     "is_nonzero": "is_nonzero()",
     "__int__": "int() of a tensor",
     "__float__": "float() of a tensor",

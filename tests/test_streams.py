@@ -467,7 +467,7 @@ def test_direct_calls_are_refused_while_streams_are_read(served):
     async def main():
         task = asyncio.create_task(collect(served.stream(PROMPT, params(1900))))
         await asyncio.sleep(0)  # submitted, if not added yet
-        with pytest.raises(RuntimeError, match="1 streams of this engine are read"):
+        with pytest.raises(RuntimeError, match=r"streams of this engine are read \(1\)"):
             served.streams.check()
         await served.stepping()
         with pytest.raises(RuntimeError, match="engine.stream"):
