@@ -210,6 +210,26 @@ def test_in_the_overlapped_lanes_a_step_is_launched_before_the_one_before_is_pro
         assert ended[f"run {n}"] <= began[f"process {n}"]
 
 
+def test_all_numbers_of_a_race_are_of_the_same_turn():
+    """Of three turns the middle one is 20 ms a step; of two, the shorter."""
+    with overlap_race.contestants(random_lm(context=512), 0.2, rival=False) as (one, _):
+        one.turns, one.lanes = [30.0, 12.0, 20.0], ["a", "b", "c"]
+        assert (one.step_ms, one.shown) == (20.0, "c")
+    assert overlap_race.middle([5.0, 3.0]) == 1
+
+
+def test_a_measured_step_is_its_device_and_its_cpu():
+    """The plain loop's two lanes fill its time, whichever turn is shown."""
+    found = overlap_race.race(random_lm(context=512), share=0.5, turns=2)
+    assert found.device_ms + found.cpu_ms == pytest.approx(found.step_ms[PLAIN], rel=0.1)
+
+
+def test_intervals_are_measured_in_both_orders():
+    found = switch_intervals.measure(random_lm(context=512), 0.2, (5.0, 0.05, 0.05), turns=2)
+    assert [one.interval_ms for one in found] == [None, 5.0, 0.05, 0.05]
+    assert all(0 < one.device_ms for one in found)
+
+
 def raced(plain=30.0, overlapped=20.0, device=17.0, cpu=13.0, cores=2) -> Race:
     step_ms = {PLAIN: plain, OVERLAPPED: overlapped, ALL_CORES: 24.0}
     return Race(step_ms, device, cpu, {}, cores)
@@ -233,11 +253,12 @@ def test_a_race_in_words():
 
 def test_the_switch_intervals_in_words(monkeypatch):
     found = [AtInterval(None, 30, 17, 0.0), AtInterval(5.0, 29, 28.9, 0.08)]
-    found += [AtInterval(0.05, 21, 20.4, 0.69)]
+    found += [AtInterval(0.05, 21, 20.4, 0.69), AtInterval(0.05, 31, 20.6, -0.08)]
     assert switch_intervals.table(found).rows == [
         ("one after the other", "30.0 ms", "17.0 ms", ""),
         ("5 ms", "29.0 ms", "28.9 ms", "8%"),
         ("0.05 ms", "21.0 ms", "20.4 ms", "69%"),
+        ("0.05 ms, once more", "31.0 ms", "20.6 ms", "none"),
     ]
     monkeypatch.setattr(switch_intervals, "cores", lambda: 2)
     words = switch_intervals.findings(found)
@@ -316,12 +337,12 @@ def test_the_guard_s_price_is_told_against_an_engine_without(tiny):
 
 
 def test_a_look_at_one_step_in_eight_counts():
-    """Seven steps of 10 ms and one of 18 are 88 against 80, though the median step is as long."""
+    """Seven steps of 10 ms and one of 18 are 11 a step, though the median step is as long."""
     times = {"off": [10.0] * 24, "on": [10.0, 10.0, 18.0, 10.0, 10.0, 10.0, 10.0, 10.0] * 3}
     off, on = guard_price.prices(times, 64)
-    assert (on.step_ms, on.against_first) == (10, pytest.approx(1.1))
+    assert (on.step_ms, on.against_first) == (11, pytest.approx(1.1))
     rows = guard_price.table([off, on]).rows
-    assert rows == [("off", "64", "10.00 ms", ""), ("on", "64", "10.00 ms", "+10.0%")]
+    assert rows == [("off", "64", "10.00 ms", ""), ("on", "64", "11.00 ms", "+10.0%")]
 
 
 # ---- streams ----

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
@@ -26,8 +26,8 @@ GROUP, GROUPS = 8, 7  # so many steps are compared as one: one of them is looked
 
 @dataclass(frozen=True)
 class GuardPrice:
-    """Of steps in which `batch` requests decode: median ms, and how long a group of steps took
-    against the same group of the first engine, the median over groups."""
+    """Of steps in which `batch` requests decode: ms of a step in the median group of steps, one
+    of which is looked at, and that against the first engine's."""
 
     name: str
     batch: int
@@ -48,16 +48,12 @@ def measure(lm: LanguageModel, batch: int = BATCH, groups: int = GROUPS) -> list
 
 def prices(times: dict[str, list[float]], batch: int) -> list[GuardPrice]:
     """From ms of the same steps in each way, the one to compare with first."""
-    sums = {
-        name: [sum(ms[k : k + GROUP]) for k in range(0, len(ms), GROUP)]
+    step_ms = {
+        name: median(mean(ms[k : k + GROUP]) for k in range(0, len(ms), GROUP))
         for name, ms in times.items()
     }
-    first = next(iter(sums.values()))
-    found = []
-    for name, of in sums.items():
-        against = median(a / b for a, b in zip(of, first, strict=True))
-        found.append(GuardPrice(name, batch, median(times[name]), against))
-    return found
+    first = next(iter(step_ms.values()))
+    return [GuardPrice(name, batch, ms, ms / first) for name, ms in step_ms.items()]
 
 
 def _engine(lm: LanguageModel, name: str, batch: int, steps: int) -> Engine:

@@ -16,10 +16,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import median, median_low
 
 import torch
 
@@ -75,14 +75,23 @@ class Contestant:
         self.rounds, self.interval_ms = 0, INTERVAL_MS
         self.turns: list[float] = []
         self.work_ms: list[float] = []  # of each step
-        self.had_core: list[float] = []  # of each turn: the share of it that it computed
+        self.had_core: list[float] = []  # of each turn: the share of it that this thread computed
         self.lanes: list[Lanes] = []
         for seed in range(REQUESTS):
             engine.add(PROMPT, SamplingParams(TOKENS, seed=seed, ignore_eos=True))
 
     @property
+    def middle(self) -> int:
+        """The turn that the numbers are of: all of them, so that they belong together."""
+        return middle(self.turns)
+
+    @property
     def step_ms(self) -> float:
-        return median(self.turns)
+        return self.turns[self.middle]
+
+    @property
+    def shown(self) -> Lanes:
+        return self.lanes[self.middle]
 
     def turn(self, steps: int = STEPS) -> None:
         """A step that does not count, as nothing is on its way after a pause, then `steps`, and one
@@ -90,11 +99,11 @@ class Contestant:
         with number_of_threads(self.threads):
             self._step()
             first = max(event.step for event in self.engine.events) + 1
-            start, computed, taken = time.perf_counter(), time.process_time(), 0
+            start, computed, taken = time.perf_counter(), time.thread_time(), 0
             while taken < steps and (taken < 2 or time.perf_counter() - start < LONGEST_S):
                 self._step()
                 taken += 1
-            took, computed = time.perf_counter() - start, time.process_time() - computed
+            took, computed = time.perf_counter() - start, time.thread_time() - computed
             self.turns.append(1e3 * took / taken)
             self.had_core.append(computed / took)
             self._step()
@@ -116,6 +125,11 @@ class Contestant:
         events = [e for e in self.engine.events if e.step < first + taken]
         begins = min(e.start_ms for e in events if e.step == first and e.phase == "schedule")
         return overlapped_lanes(e for e in events if e.end_ms > begins)
+
+
+def middle(turns: Sequence[float]) -> int:
+    """Which of the turns is the median; of two in the middle the shorter."""
+    return list(turns).index(median_low(turns))
 
 
 @contextmanager
@@ -155,8 +169,9 @@ def contestants(lm: LanguageModel, share: float, rival: bool = True) -> Iterator
 @dataclass(frozen=True)
 class Race:
     """ms of a step in each of the three ways, by name; what a step of the plain loop took on the
-    device and on the CPU; the two loops' lanes of the last turn; and the share of its time that the
-    plain loop had a core, which is all of it where nothing else goes on."""
+    device and on the CPU; the two loops' lanes; and the share of its time that the plain loop had a
+    core, which is all of it where nothing else goes on. Of each way's turns all are of the middle
+    one, but the last, which is the median."""
 
     step_ms: dict[str, float]
     device_ms: float
@@ -200,9 +215,9 @@ def race(lm: LanguageModel, share: float = SHARE, turns: int = TURNS) -> Race:
         plain, overlapped, _ = ways
         return Race(
             dict(zip((PLAIN, OVERLAPPED, ALL_CORES), (one.step_ms for one in ways), strict=True)),
-            mean(lanes.device_ms for lanes in plain.lanes),
-            mean(lanes.cpu_ms for lanes in plain.lanes),
-            {PLAIN: plain.lanes[-1], OVERLAPPED: overlapped.lanes[-1]},
+            plain.shown.device_ms,
+            plain.shown.cpu_ms,
+            {PLAIN: plain.shown, OVERLAPPED: overlapped.shown},
             cores(),
             median(plain.had_core),
         )
