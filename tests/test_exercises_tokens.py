@@ -160,10 +160,11 @@ MASK = Exercise("t.mask", "?", lambda: [True, False, False], "-")
     "answer, right, words",
     [
         ([True, False, False], True, "Right"),
-        ([True, True, False], False, "entry 1 should not be True"),
+        ([True, True, False], False, "entry 2 of the list should not be True"),
         ([True, False], False, "2 entries; that is too few"),
         ([1, 0, 0], None, "True and False; this is 1"),
-        ("TFF", None, "Answer with a list"),
+        ("TFF", None, "Answer with a list of True and False"),
+        (True, None, "Answer with a list of True and False, such as [True, False]; this is True"),
     ],
 )
 def test_masks_are_graded(answer, right, words):
@@ -189,4 +190,4 @@ def test_a_nested_list_is_told_as_such():
         return tokenizer.encode(part) if isinstance(part, str) else [tokenizer.reserved[part.name]]
 
     verdict = check("05.inert", nested)
-    assert not verdict and "Entry 0 is a list" in str(verdict) and "flat list" in str(verdict)
+    assert not verdict and "entry 1 of the list is a list" in str(verdict) and "flat list" in str(verdict)

@@ -7,7 +7,14 @@ import re
 import pytest
 from notebook_session import read
 
-from g2c_serving.lab import accepted_length, implied_steps, speed_chart, tokens_a_day
+from g2c_serving.lab import (
+    accepted_length,
+    checklist,
+    implied_steps,
+    production_load,
+    speed_chart,
+    tokens_a_day,
+)
 from g2c_serving.lab.speed_chart import CHANCE
 from g2c_serving.paths import NOTEBOOKS
 
@@ -36,6 +43,24 @@ def test_the_two_worlds(cells):
         assert f"{implied_steps.fits_at('fixed', ordinary):.0f}" in words
     shares = (2.30 / 5, 2.21 / 3.58)
     assert "would be {:.0f} % and {:.0f} %".format(*(100 * share for share in shares)) in words
+
+
+def test_as_many_questions_as_the_words_say(cells):
+    questions = checklist.QUESTIONS
+    assert len(questions) == 13
+    assert sum(one.label == "Not disclosed" for one in questions) == 3
+    assert cells["ask"].count("Thirteen questions") == 1
+    assert "Ten of the thirteen have an answer; three are *not disclosed*" in cells["ask-words"]
+    assert "Of the thirteen questions the points answer four" in cells["own-words"]
+    answered = [row for row in checklist.blank(speed_chart.decode_chart()).rows if row[2] != "..."]
+    assert len(answered) == 4
+
+
+def test_the_names_on_the_tables_are_those_in_the_words(cells):
+    names = [row[0] for row in production_load.production_table().rows]
+    assert "ms a step that this implies (Derived)" in names
+    assert "*ms a step that this implies*" in cells["kinds-words"]
+    assert "ms a step by the decode chart (Simulated)" in names  # between the chart's points
 
 
 def test_both_ends_of_the_guesses(cells):

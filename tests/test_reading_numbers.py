@@ -57,6 +57,7 @@ def test_a_trace_by_hand():
     one = trace(passes([0, 1, 2, 2], 2))
     assert one.stood == (4, 3, 2) and one.drafts == 2
     assert (one.share, one.chance, one.tokens) == (5 / 8, 5 / 7, 9 / 4)
+    assert one.chances == [3 / 4, 2 / 3] and one.kept == 9 and one.first(2) is one
     assert one.first(1) == Trace((4, 3)) and one.first(1).share == one.first(1).chance == 3 / 4
     assert of_requests(passes([0, 1, 2, 2], 2), [2, 3]).share == 1
 
@@ -86,6 +87,21 @@ def test_the_trace_of_a_real_run_is_what_the_engine_counts():
     assert one.share == pytest.approx(stats.acceptance_rate)
     assert one.tokens == pytest.approx(1 + stats.accepted_length)
     assert one.chance >= one.share
+    assert one.got == stats.tokens_per_pass < one.tokens  # the last passes write past the end
+
+
+def test_the_kept_tokens_are_those_of_the_outputs():
+    """All but the first token of each request, which no drafts go before; and with nobody at an
+    end all that a pass writes is kept."""
+    lm, drafter = g.load("tiny"), g.load("tiny-drafter")
+    engine = g.Engine(lm, g.EngineConfig(speculation=g.Speculation("fixed", drafter=drafter)))
+    params = [g.SamplingParams(40, seed=seed, ignore_eos=True) for seed in range(4)]
+    outputs = engine.generate(held_out_prompts(lm, 4), params)
+    written = sum(len(output.token_ids) for output in outputs)
+    whole = trace(engine.history)
+    assert whole.kept == written - 4
+    early = trace(list(engine.history)[:5])
+    assert early.got == early.tokens
 
 
 def test_budgeted_runs_are_refused_as_the_plotting_code_does():
@@ -105,10 +121,15 @@ TRACES = {"easy": Trace((100, 98, 97, 95)), "hard": Trace((100, 70, 40, 20))}
 
 def test_the_panel_of_traces():
     panel = acceptance_trace.panel(TRACES)
-    assert "3 drafts, 100 passes: 3.90 tokens a pass, counted" in panel.text
+    assert "3 drafts, 100 passes: 3.90 tokens a pass." in panel.text
     panel.controls["run"].value = "hard"
     assert "43.3% of the drafts stand, and 1 + n a makes 2.30 of that" in panel.text
-    assert "each stands with 61.9%" in panel.text  # 130 of 210
+    assert "they stand with 70.0, 57.1, 50.0%, together 61.9%" in panel.text  # 130 of 210
+    panel.controls["drafts"].value = 1
+    assert panel.text.startswith("Of the 3 drafts only the first taken: 1.70 tokens a pass, had no")
+    assert "share and chance are one" in panel.text and "0% less" not in panel.text
+    kept = acceptance_trace.panel({"all": Trace((100, 98, 97, 95), kept=380)})
+    assert "3.90 tokens a pass, of which 3.80 were kept" in kept.text
     move_all(lambda: acceptance_trace.panel(TRACES), run="hard", drafts=1)
     ends_of(lambda: acceptance_trace.panel(TRACES))
     assert not acceptance_trace.panel({"one": Trace((9, 3))}).controls
@@ -122,6 +143,8 @@ def test_the_table_of_traces():
     lines = repr(acceptance_trace.table(TRACES)).splitlines()
     assert lines[3].split()[:4] == ["hard", "the", "share,", "43.3%"] and "2.30 (+0.0%)" in lines[3]
     assert len(lines) == 5
+    kept = repr(acceptance_trace.table({"all": Trace((100, 98, 97, 95), kept=351)}))
+    assert kept.count("3.51 (-10.0%)") == 2
 
 
 # ---- does 3.30 count the ordinary token? ----

@@ -37,6 +37,11 @@ def test_a_csv_there_and_back(tmp_path):
     file = tmp_path / "my chart.csv"
     file.write_text(OWN, encoding="utf-8-sig", newline="\r\n")  # as a spreadsheet writes it
     assert read(file) == points
+    spaced = "\ufeff\n" + OWN.replace("run,requests", " RUN , Requests").replace("fixed", "Fixed")
+    assert read(spaced.replace("mine, 16", "  \nmine, 16")) == points
+    file.write_text(OWN, encoding="utf-16")
+    with pytest.raises(ValueError, match="my chart.csv is not in UTF-8: save it as CSV UTF-8"):
+        read(file)
 
 
 def test_counted_tokens_stay_whatever_is_assumed():
@@ -62,6 +67,11 @@ def test_counted_tokens_stay_whatever_is_assumed():
         ("a,x,130,,,off,measured", "requests='x' must be a whole number"),
         ("a,16,fast,,,off,measured", "tokens_per_s='fast' must be a number"),
         ("a,16,130", "verification='' must be"),
+        (",16,130,,,off,measured", "line 2: run is empty: name the curve"),
+        ("a,16,130,3,0,8,fixed,measured", "line 2 has 8 cells, the first line 7 names: write 0.8"),
+        ('a,16,130,3,"0,8",fixed,measured', "assumed_acceptance='0,8' must be .*: write 0.8"),
+        ('a,16,"1,252",,,off,measured', "tokens_per_s='1,252' must be .*: write 1252"),
+        ("a,16,130,3,80%,fixed,measured", "assumed_acceptance='80%' must be .*: write 0.8"),
     ],
 )
 def test_what_no_chart_can_mean_is_refused(line, words):
@@ -72,6 +82,11 @@ def test_what_no_chart_can_mean_is_refused(line, words):
 def test_files_that_are_no_charts():
     with pytest.raises(ValueError, match="no column assumed_drafts: the first line must be run,"):
         read("run,requests,tokens_per_s\na,1,2\n")
+    for separator in ";\t":
+        with pytest.raises(ValueError, match="the first line has no comma: separate with commas"):
+            read(OWN.replace(",", separator))
+    with pytest.raises(ValueError, match=r"a file's name. Give Path\('chart.csv'\)"):
+        read("chart.csv")
     with pytest.raises(ValueError, match="no column run"):
         read("")
     with pytest.raises(ValueError, match="the CSV has no points"):
@@ -126,8 +141,34 @@ def test_charts_that_cannot_be_drawn():
         chart_panel.panel([])
     with pytest.raises(ValueError, match="points hold 4 runs: give 1 to 3"):
         chart_panel.panel([Point(name, 1, 1.0) for name in "abcd"])
+    with pytest.raises(ValueError, match="41 points: the picture has room for 40; leave loads out"):
+        chart_panel.panel([Point("a", n, 1.0) for n in range(1, 42)])
     with pytest.raises(ValueError, match="two points at the same requests"):
         chart_panel.panel([Point("a", 1, 1.0), Point("a", 1, 2.0)])
+
+
+def test_many_points_and_long_names_find_room():
+    name = "the engine that we bought last year"
+    panel = chart_panel.panel([Point(name, n, 100.0) for n in range(1, 41)])
+    for axes in panel.figure.axes:
+        ticks = list(axes.get_xticks())
+        assert 4 <= len(ticks) <= 5 and (ticks[0], ticks[-1]) == (1, 40)
+    labels = panel.figure.axes[1].get_legend_handles_labels()[1]
+    assert labels[0] == "the engine that w..." and name in panel.text
+
+
+def test_one_slider_for_points_that_assume_different_shares():
+    points = [Point("a", 1, 90.0, 3, 0.755, "fixed"), Point("b", 1, 80.0, 3, 0.6, "fixed")]
+    panel = chart_panel.panel(points)
+    assert "This chart assumes 60% and 75.5%; the slider sets one for all." in panel.text
+    assert panel.controls["percent"].value == 75.5 and "times 1 request " in panel.text
+    assert "the slider sets" not in chart_panel.panel(points[:1]).text
+    one = chart_panel.panel([*points[:1], Point("c", 1, 50.0)])
+    one.controls["percent"].value, one.controls["point"].value = 50.0, "c, 1 request"
+    assert (
+        "1 of the chart's 2 points assumes one: with a = 50% as a share it goes by -23%."
+        in one.text
+    )
 
 
 def test_the_steps_behind_a_chart():
@@ -141,16 +182,20 @@ def test_the_steps_behind_a_chart():
 
 def test_at_its_own_share_the_assumed_chart_is_the_counted_one(monkeypatch):
     """Tokens are counted at the outputs, the share at the drafts: they meet at every load."""
-    monkeypatch.setattr(own_chart, "STEPS", 6)
+    monkeypatch.setattr(own_chart, "STEPS", 2)
     timed = own_chart.measure(g.load("tiny"), g.load("tiny-drafter"), (1, 3), 2, temperature=1.5)
     assert [(one.requests, one.steps, one.trace.drafts) for one in timed] == [(1, 6, 2), (3, 6, 2)]
     for one in timed:
         assert one.trace.stood[0] == 6 * one.requests  # all decode, in every step
         counted, assumed = own_chart.points([one], one.trace.share)
         assert counted.tokens_per_s == pytest.approx(assumed.tokens_per_s)
-        assert assumed.steps_per_s == pytest.approx(one.steps / one.seconds)
+        middle = sorted(one.seconds)[1]
+        assert len(one.seconds) == 3 and assumed.steps_per_s == pytest.approx(2 / middle)
         assert not counted.is_assumed
     assert 0 < own_chart.share(timed) <= 1
+    made = own_chart.Timed(4, 6, (0.1, 0.4, 0.2), 24, timed[0].trace)
+    assert made.rates == pytest.approx([5, 10, 20]) and made.user_tokens_per_s == pytest.approx(10)
+    assert "10.0   5.0 to 20.0" in repr(own_chart.table([made]))
     panel = chart_panel.panel(own_chart.points(timed), "Measured here")
     assert panel.error is None and set(panel.controls) == {"point", "percent", "reading"}
     with pytest.raises(ValueError, match="assumed_acceptance=75 must be a fraction"):
@@ -170,6 +215,12 @@ def test_the_blank_fills_in_what_the_points_say():
         checklist.blank(read(OWN), {"whom": "me"})
     with pytest.raises(ValueError, match="points is empty"):
         checklist.blank([])
+    with pytest.raises(ValueError, match="answers is a list: give a dict by id"):
+        checklist.blank(read(OWN), ["me"])
+    assert " 3\n" in repr(checklist.blank(read(OWN), {"who": 3}))
+    one = repr(checklist.blank(read(OWN)[2:3]))
+    assert "1 point, 16 requests" in one and "  steps times tau 4.50" in one
+    assert "1 point, 1 request\n" in repr(checklist.blank(read(OWN)[:1]))
 
 
 def test_the_checklist_asks_each_thing_once():

@@ -7,6 +7,7 @@ on it moves. The number of drafts is no slider, since other drafts make other st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,22 +19,30 @@ from g2c_serving.lab.plots import BLACK, PINK, line, source_note
 from g2c_serving.lab.speed_chart import READINGS, SHARE, Point
 from g2c_serving.lab.table import Table
 
-MOST_RUNS = 3
+MOST_RUNS, MOST_POINTS = 3, 40
+MOST_TICKS = 5  # loads that are written below each third
+LONGEST = 20  # characters of a run's name in the picture
 Column = list[float]  # of one axes, a number a point
 
 
 def panel(points: Sequence[Point], label: str = "Derived") -> Panel:
     """The chart's anatomy. `label`: one of published.LABELS, or "Invented". ValueError for no
-    points, more runs than can be told apart, and a run with two points at the same load."""
+    points, more points or runs than can be told apart, and a run with two points at the same load.
+    """
     points = sorted(points, key=lambda p: p.requests)
     runs = list(dict.fromkeys(p.run for p in points))
     if not 1 <= len(runs) <= MOST_RUNS:
         raise ValueError(f"points hold {len(runs)} runs: give 1 to {MOST_RUNS}")
+    if len(points) > MOST_POINTS:
+        raise ValueError(
+            f"points hold {len(points)} points: the picture has room for {MOST_POINTS}; leave "
+            "loads out"
+        )
     named = {_name(p, len(runs) > 1): p for p in points}
     if len(named) < len(points):
         raise ValueError("points: a run has two points at the same requests; name two runs")
 
-    def update(art: dict, point: str = "", percent: int = 0, reading: str = SHARE) -> str:
+    def update(art: dict, point: str = "", percent: float = 0, reading: str = SHARE) -> str:
         chosen = named.get(point, points[0])
         return _update(art, points, chosen, percent / 100, reading)
 
@@ -52,7 +61,13 @@ def _controls(named: dict[str, Point]) -> dict[str, Control]:
         controls["point"] = choice("Point", names, names[len(names) // 2])
     given = [p.assumed_acceptance for p in named.values() if p.assumed_acceptance is not None]
     if given:
-        controls["percent"] = slider("Acceptance a (%)", 0, 100, round(100 * given[0]))
+        start = round(200 * given[0]) / 2
+        whole = all(abs(100 * a - round(100 * a)) < 1e-9 for a in given)
+        controls["percent"] = (
+            slider("Acceptance a (%)", 0, 100, round(start))
+            if whole
+            else slider("Acceptance a (%)", 0.0, 100.0, start, 0.5)
+        )
         controls["reading"] = choice("a is", tuple(READINGS))
     return controls
 
@@ -73,7 +88,7 @@ def _draw(figure: Figure, points: list[Point], runs: list[str], label: str) -> d
         own = [p for p in points if p.run == run]
         steps.plot([p.requests for p in own], _steps(own), **line(k))
         for axes, name in ((user, "user"), (machine, "machine")):
-            art[name] += axes.plot([], [], label=run, **line(k))
+            art[name] += axes.plot([], [], label=_short(run), **line(k))
     for axes, column in ((user, _user(points)), (machine, _machine(points))):
         loads = [p.requests for p in points]
         axes.plot(loads, column, "o", markersize=11, label="as printed", **printed)
@@ -97,12 +112,26 @@ def _frame(axes: Axes, points: list[Point], tops: Column, title: str) -> None:
     loads = sorted({p.requests for p in points})
     axes.set_xscale("log")
     axes.minorticks_off()
-    axes.set_xticks(loads, [f"{n:,}" for n in loads])
+    ticks = _ticks(loads)
+    axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
     top = max((t for t in tops if t == t), default=1.0)
     axes.set(xlim=(loads[0] / 1.4, loads[-1] * 1.4), ylim=(0, 1.1 * top), xlabel="requests")
     axes.set_title(title, fontsize=10)
     axes.tick_params(labelsize=9)
     axes.yaxis.set_major_formatter("{x:,g}")
+
+
+def _ticks(loads: list[int]) -> list[int]:
+    """A few of the loads, evenly spread on the logarithmic axis."""
+    if len(loads) <= MOST_TICKS:
+        return loads
+    steps = range(MOST_TICKS)
+    wanted = [loads[0] * (loads[-1] / loads[0]) ** (k / (MOST_TICKS - 1)) for k in steps]
+    return sorted({min(loads, key=lambda n: abs(math.log(n / at))) for at in wanted})
+
+
+def _short(run: str) -> str:
+    return run if len(run) <= LONGEST else f"{run[: LONGEST - 3]}..."
 
 
 def _user(
@@ -139,7 +168,8 @@ def _update(
 def _said(points: list[Point], chosen: Point, acceptance: float, reading: str) -> str:
     speed = chosen.read_with(acceptance, reading)
     load, total = chosen.requests, speed * chosen.requests
-    head = f"{chosen.run}, {load:,} request{'s' * (load > 1)}: "
+    requests = f"{load:,} request{'s' * (load > 1)}"
+    head = f"{chosen.run}, {requests}: "
     if chosen.steps_per_s is None:
         return (
             f"{head}{speed:,.0f} tokens a second of a user were counted ({chosen.source}), "
@@ -153,10 +183,20 @@ def _said(points: list[Point], chosen: Point, acceptance: float, reading: str) -
         change = f"{off:+.0%} against the {chosen.tokens_per_s:,.0f} printed"
     return (
         f"{head}{chosen.steps_per_s:.1f} steps a second ({chosen.source}), times tau {tau:.2f} "
-        f"(assumed: {chosen.assumed_drafts} drafts, a = {acceptance:.0%} as "
+        f"(assumed: {chosen.assumed_drafts} drafts, a = {100 * acceptance:g}% as "
         f"{reading.split(':')[0]}), are {speed:,.0f} tokens a second of a user, {change}; times "
-        f"{load:,} requests {total:,.0f}."
+        f"{requests} {total:,.0f}.{_more_than_one(points)}"
     )
+
+
+def _more_than_one(points: list[Point]) -> str:
+    """Said where the points assume different acceptances."""
+    found = sorted({p.assumed_acceptance for p in points if p.assumed_acceptance is not None})
+    if len(found) < 2:
+        return ""
+    words = [f"{100 * a:g}%" for a in found]
+    listed = f"{', '.join(words[:-1])} and {words[-1]}"
+    return f" This chart assumes {listed}; the slider sets one for all."
 
 
 def _others(points: list[Point], acceptance: float, reading: str) -> str:
@@ -164,9 +204,13 @@ def _others(points: list[Point], acceptance: float, reading: str) -> str:
     off = [p.read_with(acceptance, reading) / p.tokens_per_s - 1 for p in points if p.is_assumed]
     if not off:
         return "Nor is there one in any other point."
+    low, high = f"{min(off):+.0%}", f"{max(off):+.0%}"
+    by = low if low == high else f"{low} to {high}"
+    who = "assumes one: with" if len(off) == 1 else "assume one: with"
+    goes = "it goes" if len(off) == 1 else "they go"
     return (
-        f"{len(off)} of the chart's {len(points)} points assume one: with a = {acceptance:.0%} as "
-        f"{reading.split(':')[0]} they go by {min(off):+.0%} to {max(off):+.0%}."
+        f"{len(off)} of the chart's {len(points)} points {who} a = {100 * acceptance:g}% as "
+        f"{reading.split(':')[0]} {goes} by {by}."
     )
 
 

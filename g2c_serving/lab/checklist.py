@@ -45,6 +45,9 @@ QUESTIONS = (
     Question("source", "Measured, or computed from other measurements?",
              "an estimate has its model's assumptions in it",
              "the budgeted table is computed from benchmark data of 64 GPUs", "Reported"),
+    Question("repeats", "How often was it measured, and how far apart?",
+             "one timing may be off by more than the gain that it is to show",
+             "not said", "Not disclosed"),
     Question("point", "Which point of the trade-off, and what does a user see there?",
              "throughput without a latency beside it can be had for any price",
              f"three points are readable, 8 to 256 requests per GPU; the table is at about {_LOAD}",
@@ -83,7 +86,11 @@ def table() -> Table:
 def blank(points: Sequence[Point], answers: Mapping[str, str] | None = None) -> Table:
     """The checklist for a chart of yours: what its points say, your answers by a question's id,
     and ... where there is none. ValueError for an id that is no question's."""
-    answers = dict(answers or {})
+    if not isinstance(answers or {}, Mapping):
+        raise ValueError(
+            f'answers is a {type(answers).__name__}: give a dict by id, such as {{"who": "I did"}}'
+        )
+    answers = {id: str(words) for id, words in (answers or {}).items()}
     ids = [q.id for q in QUESTIONS]
     for id in answers:
         if id not in ids:
@@ -98,18 +105,29 @@ def _from(points: Sequence[Point]) -> dict[str, str]:
     if not points:
         raise ValueError("points is empty: read a CSV with one point or more")
     taus = sorted({p.tau for p in points if p.tau is not None})
-    counted = sum(not p.is_assumed for p in points)
-    parts = [f"{counted} of {len(points)} points counted"]
-    if taus:
-        parts.append(f"the others are steps times tau {', '.join(f'{t:.2f}' for t in taus)}")
     loads = sorted(p.requests for p in points)
     found = {
-        "unit": "; ".join(parts),
+        "unit": _unit(sum(not p.is_assumed for p in points), len(points), taus),
         "configuration": f"verification {_words(p.verification for p in points)}",
         "source": _words(p.source for p in points),
-        "point": f"{len(points)} points, {loads[0]:,} to {loads[-1]:,} requests",
+        "point": f"{_many(len(points), 'point')}, {_span(loads[0], loads[-1])}",
     }
     return found if taus else found | {"acceptance": "none is assumed"}
+
+
+def _unit(counted: int, points: int, taus: Sequence[float]) -> str:
+    product = f"steps times tau {', '.join(f'{t:.2f}' for t in taus)}"
+    if counted and taus:
+        return f"{counted} of {points} points counted; the others are {product}"
+    return product if taus else "tokens, counted"
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
+def _span(low: int, high: int) -> str:
+    return _many(high, "request") if low == high else f"{low:,} to {high:,} requests"
 
 
 def _words(words: Iterable[str]) -> str:

@@ -93,7 +93,8 @@ def _shown(measured: float, drafts: int, acceptance: float, verification: str) -
     "Write shown(measured, drafts, acceptance, verification), the y-value of a plotting script, in "
     "tokens a second. Of a 'fixed' run it gets the measured steps a second, and multiplies by tau, "
     "1 + n * a. A 'budgeted' or 'off' run comes with its tokens counted, whatever drafts and "
-    "acceptance were given on the command line.",
+    "acceptance were given on the command line. Do not raise: give the counted tokens back as they "
+    "are.",
     hint="Which runs reflect real acceptance already?",
     rel=1e-9,
     cases=[

@@ -145,16 +145,18 @@ def word_problem(answer: Any, right: str) -> str | None:
 
 
 def list_problem(exercise: Exercise, answer: Any, right: Sequence[float]) -> str | None:
+    is_mask = bool(right) and all(isinstance(item, bool) for item in right)
     if isinstance(answer, str) or not hasattr(answer, "__iter__"):
-        raise Unreadable(
-            f"Answer with a list of numbers, such as [1, 2]; this is {reprlib.repr(answer)}."
-        )
-    if right and all(isinstance(item, bool) for item in right):
+        what = "True and False, such as [True, False]" if is_mask else "numbers, such as [1, 2]"
+        raise Unreadable(f"Answer with a list of {what}; this is {reprlib.repr(answer)}.")
+    if is_mask:
         return mask_problem(list(answer), right)
     got = []
     for i, item in enumerate(answer):
         if isinstance(item, list | tuple):
-            return f"Entry {i} is a list, {show(item)}: give one flat list of numbers."
+            return (
+                f"entry {i + 1} of the list is a list, {show(item)}: give one flat list of numbers."
+            )
         got.append(read_number(item, exercise.unit))
     if len(got) != len(right):
         side = "few" if len(got) < len(right) else "many"
@@ -175,7 +177,9 @@ def mask_problem(got: Sequence[Any], right: Sequence[Any]) -> str | None:
         side = "few" if len(got) < len(right) else "many"
         return f"your list has {len(got)} entries; that is too {side}."
     wrong = [i for i, (one, other) in enumerate(zip(got, right, strict=True)) if one != other]
-    return f"entry {wrong[0]} should not be {bool(got[wrong[0]])}." if wrong else None
+    if not wrong:
+        return None
+    return f"entry {wrong[0] + 1} of the list should not be {bool(got[wrong[0]])}."
 
 
 def function_problem(exercise: Exercise, answer: Any, reference: Callable) -> str | None:

@@ -32,7 +32,8 @@ def beyond_reported(found: Outcome) -> float:
 
 
 def production_table() -> Table:
-    """The Brief's table, and the step times that it implies beside those of the decode chart."""
+    """The Brief's table, and the step times that it implies beside those of the decode chart
+    (Simulated, as its rows lie between the chart's points)."""
     requests = value("prod.load")
     columns = []
     for mode in ("fixed", "budget"):
@@ -57,7 +58,7 @@ def production_table() -> Table:
         "tokens/s per GPU (Reported, an estimate)",
         "gain (Derived)",
         "ms a step that this implies (Derived)",
-        "ms a step by the decode chart (Derived)",
+        "ms a step by the decode chart (Simulated)",
     )
     head = (f"about {requests:.0f} requests per GPU", "fixed 5", "budgeted")
     return Table(head, list(zip(names, *columns, strict=True)))

@@ -20,7 +20,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,29 +121,56 @@ def _check_assumption(point: Point) -> None:
 def read(csv_text_or_path: str | Path) -> list[Point]:
     """The points of a CSV: its text, or a Path to it. ValueError names line, field and remedy."""
     text = csv_text_or_path
-    if isinstance(text, Path):
-        text = text.read_text(encoding="utf-8-sig")
-    reader = csv.DictReader(io.StringIO(text.strip("\n")), skipinitialspace=True)
-    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    text = (_file(text) if isinstance(text, Path) else text).lstrip("\ufeff").strip()
+    _check_head(text.split("\n")[0])
+    reader = csv.reader(io.StringIO(text), skipinitialspace=True)
+    names = [name.strip().lower() for name in next(reader, [])]
+    missing = [name for name in COLUMNS if name not in names]
     if missing:
         raise ValueError(f"no column {missing[0]}: the first line must be {','.join(COLUMNS)}")
-    points = [_point(reader.line_num, cells) for cells in reader]
+    points = [
+        _point(reader.line_num, names, cells) for cells in reader if any(map(str.strip, cells))
+    ]
     if not points:
         raise ValueError("the CSV has no points: add a line for each below the names")
     return points
 
 
-def _point(line: int, cells: Mapping[str, str | None]) -> Point:
-    words = {name: (cells[name] or "").strip() for name in COLUMNS}
+def _file(path: Path) -> str:
     try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path.name} is not in UTF-8: save it as CSV UTF-8") from None
+
+
+def _check_head(line: str) -> None:
+    if line.lower().endswith(".csv"):
+        raise ValueError(f"is {line!r} a file's name? Give Path({line!r})")
+    if line and "," not in line:
+        raise ValueError(
+            "the first line has no comma: separate with commas, and write decimals with a point"
+        )
+
+
+def _point(line: int, names: list[str], cells: list[str]) -> Point:
+    cells = [cell.strip() for cell in cells]
+    if any(cells[len(names) :]):
+        raise ValueError(
+            f"line {line} has {len(cells)} cells, the first line {len(names)} names: write 0.8, "
+            "not 0,8, and 1252, not 1,252"
+        )
+    words = dict(zip(names, cells + [""] * len(names), strict=False))
+    try:
+        if not words["run"]:
+            raise ValueError("run is empty: name the curve")
         return Point(
             words["run"],
             _number("requests", words["requests"], int),
             _number("tokens_per_s", words["tokens_per_s"], float),
             _number("assumed_drafts", words["assumed_drafts"], int, optional=True),
             _number("assumed_acceptance", words["assumed_acceptance"], float, optional=True),
-            words["verification"],
-            words["source"],
+            words["verification"].lower(),
+            words["source"].lower(),
         )
     except ValueError as error:
         raise ValueError(f"line {line}: {error}") from None
@@ -155,7 +183,18 @@ def _number(field: str, text: str, kind: type, optional: bool = False) -> Any:
         return kind(text)
     except ValueError:
         what = "a whole number" if kind is int else "a number, such as 246 or 0.75"
-        raise ValueError(f"{field}={text!r} must be {what}") from None
+        raise ValueError(f"{field}={text!r} must be {what}{_instead(text)}") from None
+
+
+def _instead(text: str) -> str:
+    """What to write for a number in another spelling, "" where none is known."""
+    if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", text):
+        return f": write {text.replace(',', '')}"
+    if re.fullmatch(r"\d+,\d+", text):
+        return f": write {text.replace(',', '.')}"
+    if re.fullmatch(r"\d+(\.\d+)? ?%", text):
+        return f": write {float(text.rstrip(' %')) / 100:g}"
+    return ""
 
 
 def write(points: list[Point]) -> str:

@@ -94,7 +94,8 @@ def _update(art: dict[str, Any], gpus: int, percent: float) -> str:
     return (
         f"{cluster} are {tokens_per_s() / 1e9:.2f} billion a second (Reported, Derived). If "
         f"{percent:g}% are written and there are {gpus:,} GPUs, {found:,.0f} a second and GPU; at "
-        f"the decode chart's {most.throughput:,.0f} they would take {needed:,.0f} GPUs. At "
+        f"the decode chart's {most.throughput:,.0f}, at {most.requests} requests, they would take "
+        f"{needed:,.0f} GPUs. At "
         f"${value('fleet.revenue'):.0f} in every GPU-hour a million counted tokens would bring "
         f"${dollars_per_million(gpus):.3f}. Neither guess can be checked."
     )
