@@ -304,6 +304,9 @@ def test_the_panel_of_what_is_late(tiny):
     assert "One row of B was thrown away" in panel.text
     panel.controls["way"].value = FULL
     assert "thrown away" not in panel.text and panel.error is None
+    assert panel.text.endswith("That B ends was known from the count, so it has no row.")
+    panel.controls["planned"].value = 7
+    assert "from the count" not in panel.text
 
 
 def test_the_embedding_gets_the_tokens_themselves(tiny):
@@ -320,6 +323,15 @@ def test_under_a_grammar_a_step_is_sampled_when_the_one_before_is_processed(tiny
     for n in range(1, 4):
         sampled = [s.end for s in lanes.device if s.label == f"run {n}"][-1]
         assert sampled > processed[f"process {n - 1}"]
+
+
+def test_the_shortest_stretch_is_drawn():
+    """10 ms a step, in another stretch 25: that one was disturbed."""
+    runs = [grammar_wait.Run(Lanes([], []), 8.0, ms, 6.0, 0.0) for ms in (25.0, 10.0, 10.5)]
+    best = grammar_wait.shortest(runs)
+    assert (best.step_ms, best.longest) == (10.0, 2.5)
+    assert "took 2.5 times as long as the one that is drawn" in grammar_wait.busy(best.longest)
+    assert grammar_wait.busy(grammar_wait.shortest(runs[1:]).longest) == ""
 
 
 # ---- the price of the guard ----

@@ -137,6 +137,27 @@ def test_with_a_button_only_the_button_draws():
     assert panel.draws == 2 and "at 8" in panel.text and not panel.button.disabled
 
 
+def test_settings_that_change_while_it_computes_are_told_when_it_is_done():
+    """The progress stays in its place; afterwards the picture is that of the former settings."""
+    seen = []
+
+    def slow(art, height):
+        yield "Measuring ..."
+        if panels:
+            panels[0].controls["height"].value = 9
+            seen.append(panels[0].caption.value)
+        return f"Done at {height}."
+
+    panels = []
+    panels.append(Panel(draw, slow, {"height": slider("Height", 0, 9, 3)}, run="Run"))
+    panels[0].run()
+    assert "Measuring ..." in seen[0] and "settings have changed" not in seen[0]
+    assert "Done at 3. (The settings have changed: press Run.)" in panels[0].caption.value
+    panels[0].run()
+    assert "Done at 9." in panels[0].caption.value
+    assert "settings have changed" not in panels[0].caption.value
+
+
 def test_progress_of_a_slow_update_stands_in_the_sentences_place():
     seen = []
 

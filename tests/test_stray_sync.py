@@ -113,3 +113,9 @@ def test_the_hidden_line():
 def test_exercises(name, right, wrong):
     assert check(name, right)
     assert check(name, wrong).right is False
+
+
+@pytest.mark.parametrize("answer", ["fast", [1, 2]])
+def test_how_many_times_is_a_number(answer):
+    assert "Answer with one number, such as 2 or '2x'" in check("06.ideal", answer).text
+    assert "Answer with how many times" in check("06.ideal", "2 ms").text

@@ -56,11 +56,14 @@ def read_text(answer: str, unit: str) -> float:
     scale, base = UNITS.get(written, (0.0, ""))
     wanted_scale, wanted = UNITS.get(normal_unit(unit), (1.0, normal_unit(unit)))
     if base != wanted:
-        raise Unreadable(f"Answer{in_unit(unit) or ' without a unit'}; this is in {match[2]!r}.")
+        how = " with how many times" if wanted == "x" else in_unit(unit) or " without a unit"
+        raise Unreadable(f"Answer{how}; this is in {match[2]!r}.")
     return value * scale / wanted_scale
 
 
 def in_unit(unit: str) -> str:
+    if normal_unit(unit) == "x":
+        return ", such as 2 or '2x'"
     return f" in {unit}" if unit else ""
 
 

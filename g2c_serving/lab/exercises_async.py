@@ -22,7 +22,8 @@ DEVICE_MS, CPU_MS = 18.0, 4.5
     "06.ideal",
     "A step takes the device 18 ms; scheduling it and finishing it take the CPU 4.5 ms. How many "
     "times as many steps a second can a loop make at best, if it overlaps the two?",
-    hint="One after the other: how long is a step? Overlapped it is as long as the busier of both.",
+    hint="One after the other: how long is a step? Overlapped it is as long as the busier of both. "
+    "And not how long a step is, against before: how many more are there a second?",
     unit="x",
     rel=0.005,
     why="22.5 ms against 18 ms. The CPU has less to do than the device, so all of it is hidden.",

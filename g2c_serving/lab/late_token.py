@@ -23,7 +23,9 @@ from g2c_serving.request import SamplingParams
 NAMES = "ABC"
 PROMPTS = ("Once upon a time there was a", "One day a boy found a", "This is the story of a")
 SECOND = 1  # the one that ends early
-STOP, FULL, ABORT = "its stop string is complete", "max_tokens is reached", "somebody aborts it"
+END = "."
+STOP = f'its stop string "{END}" is complete'
+FULL, ABORT = "max_tokens is reached", "somebody aborts it"
 WAYS = (STOP, FULL, ABORT)
 TOKENS, STEPS = 8, 13  # of the second request, with the stop string; of the run
 KNOWN, RUNS, PLANNED, THROWN = "known", "on the device", "being planned", "thrown away"
@@ -88,7 +90,7 @@ def walk(lm: LanguageModel, way: str) -> Walk:
 
 def _params(k: int, way: str) -> SamplingParams:
     if k == SECOND and way == STOP:
-        return SamplingParams(40, seed=0, stop=(".",), ignore_eos=True)
+        return SamplingParams(40, seed=0, stop=(END,), ignore_eos=True)
     return SamplingParams(TOKENS if k == SECOND and way == FULL else 40, seed=0, ignore_eos=True)
 
 
@@ -156,6 +158,8 @@ def _said(found: Walk, planned: int, way: str) -> str:
         f"{planned}, for {names}; it knows {known}."
     )
     late = [step for step, rows in enumerate(found.rows) if step > found.ended and SECOND in rows]
+    if way == FULL and planned > found.ended:
+        return f"{said} That B ends was known from the count, so it has no row."
     if planned in late:
         return f"{said} B will have ended by then, but that cannot be known: its row is in vain."
     if planned - 1 in late:

@@ -98,7 +98,7 @@ class Contestant:
         more by which the last has come to its end."""
         with number_of_threads(self.threads):
             self._step()
-            first = max(event.step for event in self.engine.events) + 1
+            first = max(event.step for event in list(self.engine.events)) + 1
             start, computed, taken = time.perf_counter(), time.thread_time(), 0
             while taken < steps and (taken < 2 or time.perf_counter() - start < LONGEST_S):
                 self._step()
@@ -122,7 +122,7 @@ class Contestant:
         """From step `first` on."""
         if not isinstance(self.engine, AsyncEngine):
             return plain_lanes(list(self.engine.history)[first : first + taken + 1])
-        events = [e for e in self.engine.events if e.step < first + taken]
+        events = [e for e in list(self.engine.events) if e.step < first + taken]
         begins = min(e.start_ms for e in events if e.step == first and e.phase == "schedule")
         return overlapped_lanes(e for e in events if e.end_ms > begins)
 

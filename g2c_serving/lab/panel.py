@@ -90,6 +90,7 @@ class Panel(w.VBox):
 
     def run(self, _change: object = None) -> None:
         """Compute and draw for the present values; the handler of every control and the button."""
+        began = self.values()
         if self.button:
             self.button.disabled = True
         try:
@@ -101,6 +102,8 @@ class Panel(w.VBox):
         finally:
             if self.button:
                 self.button.disabled = False
+        if self.button and self.error is None and self.values() != began:
+            self._ask(None)  # somebody has moved a control meanwhile
 
     def __repr__(self) -> str:
         return self.text
@@ -124,9 +127,10 @@ class Panel(w.VBox):
             control.widget.observe(self._ask if self.button else self.run, "value")
 
     def _ask(self, _change: object) -> None:
-        """With a button: say that sentence and picture belong to the former settings."""
-        button = self.button.description if self.button else ""
-        self._say(f"{self.text} (The settings have changed: press {button}.)")
+        """With a button: say that sentence and picture belong to the former settings. Not while
+        it computes: there the progress is shown."""
+        if self.button and not self.button.disabled:
+            self._say(f"{self.text} (The settings have changed: press {self.button.description}.)")
 
     # ---- one update ----
 

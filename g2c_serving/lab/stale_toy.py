@@ -59,12 +59,12 @@ def ways(case: str) -> list[Way]:
 
 def table() -> Table:
     head = ["since the last step", "planned", *(f"drafts of {name}" for name in NAMES)]
-    head += ["expected tokens", "step", "tokens per ms"]
+    head += ["expected tokens", "step (ms)", "tokens per ms"]
     return Table(head, list(_rows([way for case in CASES for way in ways(case)])))
 
 
 def _rows(found: Sequence[Way]) -> Iterator[tuple[str, ...]]:
     for way in found:
         case = way.case if way.name == FRESH else ""
-        numbers = f"{way.tokens:.2f}", f"{way.ms:g} ms", f"{way.tokens_per_ms:.3f}"
+        numbers = f"{way.tokens:.2f}", f"{way.ms:g}", f"{way.tokens_per_ms:.3f}"
         yield (case, way.name, *map(str, way.drafts), *numbers)

@@ -50,7 +50,7 @@ class Waits:
             )
             for s in calls
         ]
-        return Table(("line", "call", "asks a token", "waits a token"), rows)
+        return Table(("line", "call", "asks per token", "waits per token"), rows)
 
     def _often(self, count: int) -> str:
         return f"{count / max(self.tokens, 1):.3g}"
