@@ -31,7 +31,7 @@ def test_evidence_that_is_worked_out():
     assert "144, 400 and 10,000 computed tokens" in text  # the Brief's example
     assert "quotient of the printed throughputs: +5.4 %" in text and "75.3% of three" in text
     assert "66 %" not in text  # holds only if 3.30 is drafts alone
-    assert "never more than 1 in 20,000" in text
+    assert "about 1 in 98,000 draws" in text and "never more than 1 in 20,000" in text
     assert "as long at 65 requests, and at 62 for the budget; said is about 60" in text
     assert len(text.splitlines()) == 1 + sum(len(claim.evidence) for claim in CLAIMS)
 

@@ -190,4 +190,5 @@ def test_a_nested_list_is_told_as_such():
         return tokenizer.encode(part) if isinstance(part, str) else [tokenizer.reserved[part.name]]
 
     verdict = check("05.inert", nested)
-    assert not verdict and "entry 1 of the list is a list" in str(verdict) and "flat list" in str(verdict)
+    assert not verdict and "flat list" in str(verdict)
+    assert "entry 1 of the list is a list" in str(verdict)

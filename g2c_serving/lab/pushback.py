@@ -66,7 +66,8 @@ def _guard() -> str:
     p, q = (tuple(bars) for bars in (accept_rule.TARGET, accept_rule.DRAFTER))
     off = float(guard_effect(p, q).total_variation)
     return (
-        f"the tiny term in the rejection formula moves 1 in {1 / off:,.0f} draws in our example, "
+        f"the tiny term in the rejection formula moves about 1 in "
+        f"{round(1 / off, -3):,.0f} draws in our example, "
         f"and never more than 1 in {1 / GUARD:,.0f}"
     )
 
