@@ -119,3 +119,8 @@ def test_exercises(name, right, wrong):
 def test_how_many_times_is_a_number(answer):
     assert "Answer with one number, such as 2 or '2x'" in check("06.ideal", answer).text
     assert "Answer with how many times" in check("06.ideal", "2 ms").text
+
+
+def test_how_long_instead_of_how_many_is_told_in_the_hint():
+    verdict = check("06.ideal", 0.8)
+    assert verdict.right is False and "how many more are there a second" in verdict.hint

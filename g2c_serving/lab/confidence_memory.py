@@ -85,7 +85,7 @@ def _log_odds(confidences: np.ndarray) -> np.ndarray:
 
 def table(found: Sequence[Memory]) -> Table:
     """One line a lag."""
-    head = "steps ago", "pairs", "correlation of each draft's log odds"
-    head += ("of the request's expected drafts",)
+    drafts, requests = "correlation of each draft's log odds", "of the request's expected drafts"
+    head = "steps ago", "pairs", drafts, requests
     cells = ((m.lag, m.pairs, f"{m.of_drafts:.2f}", f"{m.of_requests:.2f}") for m in found)
     return Table(head, [(str(lag), f"{pairs:,}", *rest) for lag, pairs, *rest in cells])
