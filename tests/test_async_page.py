@@ -246,6 +246,9 @@ def test_a_race_in_words():
     disturbed = Race(raced().step_ms, 17.0, 13.0, {}, 2, had_core=0.5)
     assert "the plain loop had a core 50% of the time" in race_panel.said(disturbed, 0.8)
     assert "busy" not in words
+    alone = Race(raced().step_ms, 17.0, 13.0, {}, 2, 0.97, for_two=1.3)
+    assert "busy: two threads at once got 1.3 cores. Measure" in race_panel.said(alone, 0.8)
+    assert 0 < overlap_race.cores_for_two() <= 2.1
     little = race_panel.said(raced(plain=17.5, cpu=0.5), 0.0)
     assert "the ideal saving is 2.9%, too little to tell from chance" in little
     assert "one core, so there is nothing to overlap" in race_panel.said(raced(cores=1), 0.8)

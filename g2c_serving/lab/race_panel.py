@@ -82,5 +82,5 @@ def said(found: Race, share: float) -> str:
         said += f", {max(found.of_ideal, 0):.0%} of the ideal saving (ideal: {least:.1f})."
     return (
         f"{said} The rival, one after the other with the forward pass on all {found.cores} cores: "
-        f"{found.step_ms[ALL_CORES]:.1f} ms.{busy(found.had_core)}"
+        f"{found.step_ms[ALL_CORES]:.1f} ms.{busy(found.had_core, found.for_two)}"
     )

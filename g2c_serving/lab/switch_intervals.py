@@ -21,6 +21,7 @@ from g2c_serving.lab.overlap_race import (
     busy,
     contestants,
     cores,
+    cores_for_two,
     middle,
     of_ideal,
 )
@@ -41,6 +42,7 @@ class AtInterval:
     device_ms: float
     of_ideal: float
     had_core: float = 1.0  # the plain loop: what share of the time
+    for_two: float = 2.0  # with the plain loop's: how many cores two threads got
 
 
 def measure(
@@ -52,7 +54,9 @@ def measure(
     """The plain loop first."""
     with contestants(lm, share, rival=False) as (plain, overlapped):
         taken: list[list[tuple[float, Lanes]]] = [[] for _ in intervals_ms]
+        for_two = []
         for turn in range(turns):
+            for_two.append(cores_for_two())
             plain.turn()
             for k in range(len(intervals_ms))[:: -1 if turn % 2 else 1]:
                 overlapped.interval_ms = intervals_ms[k]
@@ -60,7 +64,8 @@ def measure(
                 taken[k].append((overlapped.turns[-1], overlapped.lanes[-1]))
     device_ms = plain.shown.device_ms
     least_ms = max(device_ms, plain.shown.cpu_ms)
-    found = [AtInterval(None, plain.step_ms, device_ms, 0.0, median(plain.had_core))]
+    disturbed = median(plain.had_core), median(for_two)
+    found = [AtInterval(None, plain.step_ms, device_ms, 0.0, *disturbed)]
     for interval_ms, of in zip(intervals_ms, taken, strict=True):
         step_ms, lanes = of[middle([ms for ms, _ in of])]
         share_of_ideal = of_ideal(plain.step_ms, step_ms, least_ms)
@@ -98,5 +103,5 @@ def findings(found: Sequence[AtInterval]) -> str:
         f"{long.device_ms / plain.device_ms:.2f} times as long as without the other thread, and "
         f"{_share(long.of_ideal)} of the ideal saving is reached; at the engine's "
         f"{INTERVAL_MS:g} ms it is {short.device_ms / plain.device_ms:.2f} times, and "
-        f"{_share(short.of_ideal)}.{busy(plain.had_core)}"
+        f"{_share(short.of_ideal)}.{busy(plain.had_core, plain.for_two)}"
     )
