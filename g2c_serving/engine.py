@@ -207,6 +207,9 @@ class Engine(Loop):
         with deferred_interrupt():
             for request in self._unfinished(request_id):
                 self._drop(request)
+            self._unreported = [
+                o for o in self._unreported if o.request_id != request_id or o.finish_reason
+            ]
 
     def take_on(self, samples: list[Request], pages: Mapping[int, Pages]) -> int:
         """Queue the samples of one request that another engine has begun; `pages` by their place in

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from small_models import random_ids
-from test_handover import LM, WINDOW, alone, engine, told
+from test_handover import LM, WINDOW, alone, engine, told, unlike
 
 import g2c_serving as g
 from g2c_serving.cluster.failover import GRACE_S, Failover
@@ -240,6 +240,129 @@ def test_an_engine_that_overlaps_its_steps_stops_and_another_dies(monkeypatch):
 
         run(fleet, asked, at=at)
         assert list(fleet.engines) == ["c"] and "moves" in what(fleet)
+
+
+# ---- nothing that was said is lost ----
+
+SHORT, LONG = ([1, 2, 3], g.SamplingParams(max_tokens=1)), ([4, 5], g.SamplingParams(max_tokens=9))
+
+
+def gone(*_: object, **__: object) -> None:
+    raise ConnectionError("the machine is gone")
+
+
+def rest(fleet: Fleet) -> list[int]:
+    """Step to the end: who ended, in order."""
+    ended = []
+    for _ in range(100):
+        if not fleet.has_unfinished:
+            return ended
+        ended += [out.request_id for out in fleet.step() if out.finish_reason is not None]
+    raise AssertionError("it never ends")
+
+
+def test_an_answer_that_ends_as_the_last_engine_dies(monkeypatch):
+    fleet = Failover({"a": engine(), "b": engine()}, Clock())
+    short, long = fleet.add(*SHORT), fleet.add(*LONG)
+    fleet.stop("a")
+    monkeypatch.setattr(fleet.engines["b"], "step", gone)
+    assert [out.request_id for out in fleet.step()] == [short]
+    with pytest.raises(RuntimeError, match="1 requests wait and no engine is left"):
+        fleet.step()
+    fleet.attach("c", engine())
+    assert rest(fleet) == [long]
+
+
+def test_an_answer_that_ends_as_its_engine_settles_and_dies(monkeypatch):
+    """It overlaps its steps: the end comes to light as the others are about to be forwarded."""
+    with engine(kind=g.AsyncEngine) as a:
+        fleet = Failover({"a": a, "b": engine()}, Clock())
+        first = fleet.add([1, 2], g.SamplingParams(max_tokens=4, seed=1, ignore_eos=True))
+        others = [fleet.add([i] * 9, LONG[1]) for i in (3, 4)]
+        while fleet.tickets[first].num_tokens < 3:
+            fleet.step()
+        fleet.stop("a", 0.0)
+        monkeypatch.setattr(a.pages, "export_slots", gone)
+        assert sorted(rest(fleet)) == [first, *others]
+        assert list(fleet.engines) == ["b"] and "restarts" in what(fleet)
+
+
+@pytest.mark.parametrize("make", [lambda a, b: Fleet({"a": a, "b": b}), TwoPools])
+def test_an_engine_that_raises_delays_what_another_said(make, monkeypatch):
+    a, b = engine(), engine()
+    fleet = make(a, b)
+    short, long = fleet.add(*SHORT), fleet.add(*LONG)
+    fails = b if fleet.where(long) == "b" else a
+    with monkeypatch.context() as patch:
+        patch.setattr(*((b, "step") if fails is b else (a.pages, "export_slots")), gone)
+        with pytest.raises(ConnectionError):
+            fleet.step()
+    assert rest(fleet) == [short, long]
+
+
+def test_what_no_engine_that_is_left_can_run_ends_with_an_error(monkeypatch):
+    """And says what would help."""
+    fleet = Failover({"a": engine(), "b": engine(num_blocks=4)}, Clock())
+    mine = fleet.add([5] * 20, g.SamplingParams(max_tokens=8, seed=1, n=2, ignore_eos=True))
+    outputs = [*fleet.step(), *fleet.step()]
+    told_of = {out.sample_index: out.token_ids for out in outputs}
+    monkeypatch.setattr(fleet.engines["a"], "step", gone)
+    (one, two) = fleet.step()
+    assert (one.request_id, one.finish_reason, two.finish_reason) == (mine, "error", "error")
+    assert {out.sample_index: out.token_ids for out in (one, two)} == told_of
+    assert "may need 28 tokens: b holds 16" in one.message and "num_blocks" in one.message
+    assert not fleet.has_unfinished and what(fleet) == ["waits", "dies", "fails"]
+
+
+def test_a_prompt_goes_where_it_has_room():
+    """Also if its pool is not the emptiest; and if none is large enough, to the largest."""
+    fleet = Fleet({"small": engine(num_blocks=6), "big": engine()})
+    fits = fleet.add([5] * 16, g.SamplingParams(max_tokens=8))
+    for prompt, tokens in (([5] * 40, 8), ([5] * 16, 9), ([5] * 16, 80)):
+        assert fleet.where(fleet.add(prompt, g.SamplingParams(max_tokens=tokens))) == "big"
+    assert fleet.where(fits) == "small"
+    tiny = Fleet({"less": engine(num_blocks=2), "more": engine(num_blocks=5)})
+    assert tiny.where(tiny.add([5] * 16, g.SamplingParams(max_tokens=8))) == "more"
+
+
+def test_the_pages_of_a_request_that_stays_are_not_copied(monkeypatch):
+    fleet = Failover({"a": engine(), "b": engine(num_blocks=4)}, Clock())
+    fleet.add([5] * 20, g.SamplingParams(max_tokens=8, ignore_eos=True))
+    fleet.step()
+    monkeypatch.setattr(fleet.engines["a"].pages, "export_slots", gone)
+    fleet.stop("a", 0.0)
+    assert len(rest(fleet)) == 1 and what(fleet) == ["stops", "stays", "leaves"]
+
+
+def test_who_is_asked_to_stop_twice_stops_at_the_earlier_time():
+    clock = Clock()
+    fleet = Failover({"a": engine(), "b": engine()}, clock)
+    fleet.stop("a", 10.0)
+    clock.now = 9.0
+    fleet.stop("a", 10.0)
+    assert fleet.stopping["a"] == 10.0
+    fleet.stop("a", 0.5)
+    assert fleet.stopping["a"] == 9.5
+
+
+def test_engines_of_a_fleet_are_alike():
+    """In all that decides a draw: else an answer would hang on the engine that writes it."""
+    one = engine(mode="fixed")
+    fleet = Fleet({"a": one})
+    for name, other in unlike().items():
+        with pytest.raises(ValueError, match="answers would hang on the engine"):
+            fleet.attach(name, other)
+    with pytest.raises(ValueError, match="other weights than the fleet"):
+        fleet.attach("b", engine(WINDOW))
+    with pytest.raises(ValueError, match="engine 'b' is 'a' already"):
+        fleet.attach("b", one)
+    with pytest.raises(ValueError, match="engine 'b' is 'a' already"):
+        Fleet({"a": one, "b": one})
+    with pytest.raises(ValueError, match="answers would hang on the engine"):
+        Fleet({"a": one, "b": engine()})
+    with pytest.raises(TypeError, match="engine 'c' is 3: pass an Engine"):
+        fleet.attach("c", 3)
+    assert list(fleet.engines) == ["a"]
 
 
 def test_bad_input():

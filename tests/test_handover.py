@@ -14,7 +14,8 @@ from grammars import END, VOCAB, calm, regex
 from small_models import random_ids, random_lm
 
 import g2c_serving as g
-from g2c_serving.cluster.handover import admit, export, move, numerics
+from g2c_serving.cluster.handover import admit, export, move
+from g2c_serving.cluster.likeness import draws, numerics
 from g2c_serving.engine import Engine
 
 SIZES: dict[str, Any] = {"vocab_size": VOCAB, "dim": 16, "hidden": 32, "context": 96}
@@ -349,9 +350,45 @@ def test_other_numerics_mean_other_bits_so_the_pages_are_left():
     mine = source.add(PROMPT, PARAMS)
     for _ in range(5):
         source.step()
-    move(source, target, mine)
+    with pytest.raises(ValueError, match=r"float32, .* the engine with .*float64.* any_draws=True"):
+        move(source, target, mine)
+    assert not target.has_unfinished
+    move(source, target, mine, any_draws=True)
     target.step()
     assert target.stats.prefill_tokens == 24
+
+
+def unlike() -> dict[str, Engine]:
+    """Engines that differ from `engine(mode="fixed")` in one thing that decides a draw."""
+    one = {"num_blocks": 64, "block_size": 4, "batch_invariant": True}
+    found = {
+        name: g.Engine(LM, g.EngineConfig(**one, speculation=g.Speculation(*args)))
+        for name, args in {
+            "drafts": ("fixed", 1, NEAR),
+            "guard": ("fixed", 3, NEAR, 0.0),
+            "drafter": ("fixed", 3, LM),
+            "mode": ("budgeted", 3, NEAR),
+        }.items()
+    }
+    found["off"] = engine()
+    found["ordinary"] = engine(mode="fixed", batch_invariant=False)
+    return found
+
+
+def test_engines_that_draw_otherwise_are_refused():
+    """Else the answer would silently be another one."""
+    source = engine(mode="fixed")
+    mine = source.add(PROMPT, PARAMS)
+    source.step()
+    for name, target in unlike().items():
+        assert draws(source) != draws(target), name
+        for pages in (True, False):
+            with pytest.raises(ValueError, match="its answer would change"):
+                move(source, target, mine, pages)
+        assert not target.has_unfinished
+    assert draws(source) == draws(engine(mode="fixed", block_size=9, num_blocks=8, max_num_seqs=2))
+    moved = move(source, unlike()["drafts"], mine, any_draws=True)
+    assert moved == 0 and not source.has_unfinished
 
 
 @pytest.mark.parametrize("mode", ["off", "fixed"])
@@ -369,6 +406,25 @@ def test_a_cache_of_four_bits_is_rounded_once(mode):
     assert told(final[1][moved, 0]) == told(final[0][child, 0])
     assert target.stats.prefill_tokens == 0
     assert (numerics(source) == numerics(other)) == (mode == "fixed")
+
+
+def test_nothing_is_told_of_a_request_that_was_let_go(monkeypatch):
+    """An interrupt left an output untold; the engine that has the request now will tell it."""
+    source, target = engine(), engine()
+    mine = source.add(PROMPT, PARAMS)
+    source.step()
+    remember = source._remember
+
+    def interrupted(record):
+        remember(record)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(source, "_remember", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        source.step()
+    moved = move(source, target, mine)
+    assert not source.has_unfinished and source.step() == []
+    assert told(finish(target)[0][moved, 0]) == alone()[0]
 
 
 def test_who_has_ended_cannot_be_moved():
@@ -392,8 +448,9 @@ def test_between_engines_that_overlap(mode):
         mine = source.add(PROMPT, PARAMS)
         for _ in range(5):
             source.step()
-        with pytest.raises(RuntimeError, match=r"call its settle\(\) first"):
-            export(source, mine)
+        for pages in (True, False):
+            with pytest.raises(RuntimeError, match=r"call its settle\(\) first"):
+                export(source, mine, pages)
         shown = [out.token_ids for out in source.settle()]
         moved = move(source, target, mine)
         assert len(shown[-1]) >= 4 and expected[0][: len(shown[-1])] == shown[-1]

@@ -5,25 +5,28 @@ each request the fleet keeps a ticket: what it was when it came, and the last ou
 Whoever holds the ticket can let any engine go on with the request (`handover.Handover.after`): what
 was told stays, and what was computed but never told is drawn again, the same.
 
-`failover.py` and `two_pools.py` move requests by it. Left out: threads and machines. All engines
-are in this process, and `step` lets each of them take a step in turn.
+`failover.py` and `two_pools.py` move requests by it. What an engine has said is noted before
+anything else is done, so an error on the way delays an output and loses none. Left out: abort and
+fork of a fleet's requests, threads and machines. All engines are in this process, and `step` lets
+each of them take a step in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from g2c_serving.cluster.handover import Handover, admit, export
+from g2c_serving.cluster.handover import Handover, admit, check, export, parcel
+from g2c_serving.cluster.likeness import draws, num_drafts, pool_tokens
 from g2c_serving.engine import Engine
-from g2c_serving.intake import AnyPrompt
+from g2c_serving.intake import AnyPrompt, encode_prompt
 from g2c_serving.request import RequestOutput, SamplingParams
 
 
 class Note(NamedTuple):
     """What happened to a request, or to an engine (request_id None): begins, moves, stays, waits,
-    restarts; stops, leaves, dies. `step` counts the fleet's steps."""
+    restarts, fails; stops, leaves, dies. `step` counts the fleet's steps."""
 
     step: int
     what: str
@@ -59,44 +62,74 @@ class Ticket:
 
 
 class Fleet:
-    """Engines by name, all of one model. ValueError without any."""
+    """Engines by name, all of one model, and alike in all that decides a draw
+    (`likeness.draws`): else an answer would hang on where it is written. ValueError if they are
+    not, without any, or for one engine under two names; TypeError for what is no engine.
+
+    An AsyncEngine stays its owner's to close, also after it has left.
+    """
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:
         if not engines:
             raise ValueError("engines={} is empty: give a fleet at least one engine")
-        self.engines = dict(engines)
+        self.engines: dict[str, Engine] = {}
+        self._kind: tuple[str, str] | None = None  # model and draws of all
         self.tickets: dict[int, Ticket] = {}  # of unfinished requests, by the fleet's request id
         self.log: list[Note] = []
         self.steps = 0
         self._ids: dict[tuple[str, int], int] = {}  # engine and request id there -> the fleet's
+        self._untold: list[RequestOutput] = []  # for the next return of `step`
         self._next_id = 0
+        for name, engine in engines.items():
+            self.attach(name, engine)
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self.tickets)
+        return bool(self.tickets or self._untold)
 
     def add(
         self, prompt: AnyPrompt, params: SamplingParams | None = None, cache_salt: str = "",
         traffic: str = "chat",
     ) -> int:  # fmt: skip
-        """Queue a prompt with the engine that has fewest requests; a request id of the fleet.
-        RuntimeError if no engine takes requests; else as `Engine.add`."""
+        """Queue a prompt with the engine that has fewest requests, of those whose pool holds it to
+        its longest end; a request id of the fleet. RuntimeError if no engine takes requests; else
+        as `Engine.add`."""
         names = self._candidates()
         if not names:
             raise RuntimeError("no engine takes requests: attach one")
-        engine = self.engines[names[0]]
+        params = SamplingParams() if params is None else params
+        prompt = encode_prompt(self.engines[names[0]].lm.tokenizer, prompt)
+        name = self._with_room(names, len(prompt), getattr(params, "max_tokens", 0))
+        engine = self.engines[name]
         local_id = engine.add(prompt, params, cache_salt, traffic)
         request_id = self._next_id
         self._next_id += 1
-        ticket = Ticket(None, local_id, export(engine, local_id, pages=False))
-        self.tickets[request_id] = ticket
-        self._settle_in(request_id, names[0], local_id, "begins")
+        self.tickets[request_id] = Ticket(None, local_id, parcel(engine, local_id))
+        self._settle_in(request_id, name, local_id, "begins")
         return request_id
 
     def attach(self, name: str, engine: Engine) -> None:
-        """One more engine. ValueError for a name that is taken."""
+        """One more engine. ValueError for a name that is taken, else as for the fleet's first."""
+        if not isinstance(engine, Engine):
+            raise TypeError(f"engine {name!r} is {engine!r}: pass an Engine")
         if name in self.engines:
             raise ValueError(f"name={name!r} is taken: the fleet has {', '.join(self.engines)}")
+        for other, one in self.engines.items():
+            if one is engine:
+                raise ValueError(f"engine {name!r} is {other!r} already: make one for each name")
+        kind = engine.lm.fingerprint, draws(engine)
+        self._kind = kind if self._kind is None else self._kind
+        if kind[0] != self._kind[0]:
+            raise ValueError(
+                f"engine {name!r} serves {engine.lm.name!r}, other weights than the fleet: "
+                "choose one model"
+            )
+        if kind[1] != self._kind[1]:
+            raise ValueError(
+                f"engine {name!r} draws with {kind[1]}, the fleet with {self._kind[1]}: answers "
+                "would hang on the engine. Give all the same speculation, dtype, kv_cache_dtype "
+                "and batch_invariant"
+            )
         self.engines[name] = engine
 
     def where(self, request_id: int) -> str | None:
@@ -109,13 +142,21 @@ class Fleet:
         return [i for i, ticket in self.tickets.items() if ticket.engine == name]
 
     def step(self) -> list[RequestOutput]:
-        """A step of each engine that has work; the outputs, under the fleet's request ids."""
-        outputs = []
+        """A step of each engine that has work; the outputs, under the fleet's request ids. If it
+        raises, what was said before comes with the next call."""
         for name in list(self.engines):
-            if name in self.engines and self.engines[name].has_unfinished:
-                outputs += self._told(name, self.engines[name].step())
+            self._step_of(name)
+        return self._tell()
+
+    def _tell(self) -> list[RequestOutput]:
+        """End the fleet's step: all that is to be told."""
         self.steps += 1
+        outputs, self._untold = self._untold, []
         return outputs
+
+    def _step_of(self, name: str) -> None:
+        if self.engines[name].has_unfinished:
+            self._take_in(name, self.engines[name].step())
 
     # for those that move requests
 
@@ -125,6 +166,9 @@ class Fleet:
         ticket = self.tickets[request_id]
         assert ticket.engine is not None
         source, local_id = self.engines[ticket.engine], ticket.local_id
+        bare = export(source, local_id, pages=False)
+        if not self._ask(to, lambda target: check(target, bare)):
+            return False
         handover = export(source, local_id)
         moved = self._admit(to, handover)
         if moved is not None:
@@ -132,16 +176,29 @@ class Fleet:
             source.let_go(local_id)
         return moved is not None
 
-    def settle(self, name: str) -> list[RequestOutput]:
-        """Let the requests of an engine stand still; the outputs that came of it."""
-        return self._told(name, self.engines[name].settle())
+    def settle(self, name: str) -> None:
+        """Let the requests of an engine stand still. What comes of it is told by `step`."""
+        self._take_in(name, self.engines[name].settle())
 
     def _admit(self, name: str, handover: Handover) -> int | None:
         """The request id at an engine that takes the request; None if it could never run there."""
+        return self._ask(name, lambda target: admit(target, handover))
+
+    def _ask(self, name: str, question: Callable[[Engine], int]) -> int | None:
+        """The answer of an engine; None for its ValueError."""
         try:
-            return admit(self.engines[name], handover)
+            return question(self.engines[name])
         except ValueError:
             return None
+
+    def _with_room(self, names: list[str], prompt_tokens: int, max_tokens: int) -> str:
+        """The first whose pool holds a request to its longest end; else the one of most blocks."""
+        for name in names:
+            engine = self.engines[name]
+            most = min(prompt_tokens + max_tokens, engine.lm.config.max_seq_len)
+            if most + num_drafts(engine) <= pool_tokens(engine):
+                return name
+        return max(names, key=lambda name: pool_tokens(self.engines[name]))
 
     def _candidates(self) -> list[str]:
         """The engines that take requests, the one with fewest first."""
@@ -157,9 +214,8 @@ class Fleet:
         self._ids[name, local_id] = request_id
         self.note(what, request_id, name, ticket.num_tokens, num_bytes)
 
-    def _told(self, name: str, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """The outputs of an engine as the user gets them."""
-        found = []
+    def _take_in(self, name: str, outputs: list[RequestOutput]) -> None:
+        """Note the outputs of an engine, to be told as the user gets them."""
         for out in outputs:
             request_id = self._ids.get((name, out.request_id))
             if request_id is None:
@@ -167,10 +223,9 @@ class Fleet:
             ticket = self.tickets[request_id]
             out.request_id = request_id
             ticket.outputs[out.sample_index] = out
-            found.append(out)
+            self._untold.append(out)
             if ticket.is_over:
                 del self.tickets[request_id], self._ids[name, ticket.local_id]
-        return found
 
     def note(
         self, what: str, request_id: int | None, engine: str | None, num_tokens: int = 0,

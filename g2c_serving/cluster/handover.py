@@ -7,8 +7,10 @@
 A request is its tokens, its parameters and its seed: as draws are keyed by seed and position, any
 engine of the same model can go on from those alone (`without_pages`) by computing its tokens again.
 The pages of the cache save that work. They are used if all that decides their bits is equal on both
-sides (`numerics`), else left. In batch-invariant mode the tokens are the same bit for bit in either
-case, with fixed speculation too; in the ordinary mode but for the rounding.
+sides (`numerics`), else left. The tokens are those of a request that stayed if both engines draw
+alike (`draws`): the same speculation, precision and mode. Then they are the same bit for bit in
+batch-invariant mode, with fixed speculation too, and in the ordinary mode but for the rounding.
+Engines that draw otherwise are refused unless you say that any will do.
 
 Grammar and stop strings are not sent: both are read again from the tokens. Brief, section 1 (the
 cache is shipped from prefill to decode) and "Fault tolerance"; DeepInfer's own plumbing is not
@@ -23,9 +25,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from g2c_serving.cluster.likeness import draws, num_drafts, numerics, pool_tokens
 from g2c_serving.engine import Engine
 from g2c_serving.intake import check_can_run
-from g2c_serving.parts import fingerprint
 from g2c_serving.request import EXPECTED, WAITING, Request, RequestOutput, SamplingParams
 from g2c_serving.sample.logprobs import TokenLogprobs
 from g2c_serving.schedule.arrivals import Pages
@@ -58,11 +60,13 @@ class Handover:
 
     model, numerics   fingerprints: of the weights, and of all that decides the bits of keys and
                       values
+    draws             what else decides which token is drawn: speculation, precision, mode
     room              tokens that it and its drafts may need, as far as the source's pool holds them
     """
 
     model: str
     numerics: str
+    draws: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     stop_ids: frozenset[int]
@@ -130,43 +134,64 @@ class Handover:
 def export(source: Engine, request_id: int, pages: bool = True) -> Handover:
     """All that an unfinished request is. It goes on at the source as if nothing had happened.
 
-    pages   take copies of its pages along: RuntimeError while steps are on their way; then call
-            `source.settle()` first, which gives their outputs
+    pages   take copies of its pages along
 
-    KeyError for a request that has ended.
+    RuntimeError while steps are on their way: call `source.settle()` first, which gives their
+    outputs. KeyError for a request that has ended.
     """
-    if pages:
-        _require_settled(source)
+    _require_settled(source)
+    return parcel(source, request_id, pages)
+
+
+def parcel(source: Engine, request_id: int, pages: bool = False) -> Handover:
+    """`export` of a request that no step on its way can change: one that was just added, or all
+    of a settled engine."""
     requests = source.unfinished(request_id)
     first = requests[0]
     return Handover(
         source.lm.fingerprint,
         numerics(source),
+        draws(source),
         tuple(first.prompt_token_ids),
         first.params,
         first.stop_ids,
         first.most_tokens,
-        min(first.most_tokens + _num_drafts(source), _pool_tokens(source)),
+        min(first.most_tokens + num_drafts(source), pool_tokens(source)),
         first.cache_salt,
         first.traffic,
         tuple(_sample(source, request, pages) for request in requests),
     )
 
 
-def admit(target: Engine, handover: Handover) -> int:
+def admit(target: Engine, handover: Handover, any_draws: bool = False) -> int:
     """Let the target go on with the request; its request id there. Without a seat or blocks it
     waits there, in the order of arrival, and its pages wait with it.
 
-    ValueError, and nothing has changed, where it could never run: another model, or a pool that it
-    may outgrow there and not at the source. RuntimeError from a target that is closed.
+    any_draws   also where the target draws otherwise: from here on the answer may be another
+
+    ValueError, and nothing has changed, where it could never run: another model, other draws, or a
+    pool that it may outgrow there and not at the source. RuntimeError from a target that is closed.
     """
+    check(target, handover, any_draws)
+    fits = handover.numerics == numerics(target)
+    pages = {i: s.pages for i, s in enumerate(handover.samples) if fits and s.pages is not None}
+    return target.take_on(handover.requests(), pages)
+
+
+def check(target: Engine, handover: Handover, any_draws: bool = False) -> bool:
+    """True. ValueError where the request could never run, as `admit`; pages do not matter."""
     if handover.model != target.lm.fingerprint:
         raise ValueError(
             f"the request was begun by a model other than {target.lm.name!r}: choose an engine "
             "that serves the same weights"
         )
+    if not any_draws and handover.draws != draws(target):
+        raise ValueError(
+            f"the request draws with {handover.draws}, the engine with {draws(target)}: its answer "
+            "would change. Choose an engine of the same configuration, or pass any_draws=True"
+        )
     check_can_run(list(handover.prompt_token_ids), handover.params, target.lm, target.config)
-    if handover.room > _pool_tokens(target):
+    if handover.room > pool_tokens(target):
         raise ValueError(
             f"the request may need {handover.room} tokens, more than all {target.config.num_blocks}"
             f" blocks of {target.config.block_size}: choose an engine with more, or raise its "
@@ -174,12 +199,12 @@ def admit(target: Engine, handover: Handover) -> int:
         )
     if handover.params.grammar is not None:
         target.compiler.check(handover.params.grammar)
-    fits = handover.numerics == numerics(target)
-    pages = {i: s.pages for i, s in enumerate(handover.samples) if fits and s.pages is not None}
-    return target.take_on(handover.requests(), pages)
+    return True
 
 
-def move(source: Engine, target: Engine, request_id: int, pages: bool = True) -> int:
+def move(
+    source: Engine, target: Engine, request_id: int, pages: bool = True, any_draws: bool = False
+) -> int:
     """Hand a request over; its request id at the target. The source lets go of it only once the
     target has it, so whatever is raised on the way, the request is still at the source.
 
@@ -187,24 +212,9 @@ def move(source: Engine, target: Engine, request_id: int, pages: bool = True) ->
 
     As `export` and `admit` otherwise.
     """
-    _require_settled(source)
-    moved = admit(target, export(source, request_id, pages))
+    moved = admit(target, export(source, request_id, pages), any_draws)
     source.let_go(request_id)
     return moved
-
-
-def numerics(engine: Engine) -> str:
-    """All that decides the bits of keys and values at a position; the cut into blocks does not."""
-    return fingerprint(engine.lm, engine.model, replace(engine.config, block_size=1))
-
-
-def _pool_tokens(engine: Engine) -> int:
-    return engine.config.num_blocks * engine.config.block_size
-
-
-def _num_drafts(engine: Engine) -> int:
-    speculation = engine.config.speculation
-    return 0 if speculation is None else speculation.num_drafts
 
 
 def _require_settled(engine: Engine) -> None:

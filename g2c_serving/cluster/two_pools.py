@@ -30,13 +30,14 @@ class TwoPools(Fleet):
 
     def step(self) -> list[RequestOutput]:
         """A step of each engine; then those whose prompt is computed change over."""
-        outputs = super().step()
+        for name in (PREFILL, DECODE):
+            self._step_of(name)
         if any(self.tickets[i].num_tokens for i in self.on(PREFILL)):
-            outputs += self.settle(PREFILL)
+            self.settle(PREFILL)
             for request_id in self.on(PREFILL):
                 if self.tickets[request_id].num_tokens:
                     self.move(request_id, DECODE)
-        return outputs
+        return self._tell()
 
     @property
     def shipped_bytes(self) -> int:
