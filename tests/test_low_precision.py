@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from g2c_serving.forward import low_precision
 from g2c_serving.forward.low_precision import (
     ELEMENTS,
     FORMATS,
@@ -199,3 +200,23 @@ def test_bad_input():
             encode(torch.full((32,), value), NVFP4)
     with pytest.raises(ValueError, match="tensor_scale=0"):
         encode(torch.zeros(32), NVFP4, 0)
+
+
+@pytest.mark.parametrize("format", [low_precision.NVFP4, low_precision.MXFP4])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_rounded_does_not_hide_what_is_not_finite(format, bad):
+    """The block that holds it comes back as nan, its neighbour as ever."""
+    values = torch.full((2, format.block), 6.0)  # a scale of 1 and an element
+    values[0, 3] = bad
+    back = low_precision.rounded(values, format)
+    assert back[0].isnan().all() and back[1].eq(6).all()
+
+
+def test_what_float32_cannot_hold_is_refused():
+    for values, scale in ((torch.full((16,), 1e300, dtype=torch.float64), 1.0),
+                          (torch.ones(16), 1e-40)):  # fmt: skip
+        with pytest.raises(ValueError, match="too large for float32"):
+            low_precision.encode(values, low_precision.NVFP4, scale)
+    tiny = torch.full((16,), 1e-44)
+    scale = low_precision.tensor_scale_of(tiny)
+    assert low_precision.rounded(tiny, low_precision.NVFP4, scale).isfinite().all()

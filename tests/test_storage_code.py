@@ -110,6 +110,10 @@ def test_bad_input():
     shards = dict(enumerate(CODE.split(b"x" * 100)))
     with pytest.raises(ValueError, match="9 shards are too few: any 10 of 12"):
         CODE.join({i: shards[i] for i in range(9)}, 100)
+    with pytest.raises(ValueError, match="9 shards are too few"):
+        StorageCode().rebuild({i: bytes(4) for i in range(9)}, 11)
+    with pytest.raises(ValueError, match=r"shards of \[1, 4\] bytes"):
+        StorageCode().rebuild({i: bytes(4 if i else 1) for i in range(10)}, 11)
     with pytest.raises(ValueError, match="shard 0 has 10 bytes.*size=120.*of 12"):
         CODE.join(shards, 120)
     with pytest.raises(ValueError, match="shard index=12"):

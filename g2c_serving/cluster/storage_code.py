@@ -117,11 +117,15 @@ class StorageCode:
         return cut + [combine(weights(points, i), cut) for i in range(self.data, self.shards)]
 
     def rebuild(self, shards: Mapping[int, bytes], index: int) -> bytes:
-        """Shard `index` from any `data` of the others: data or parity, it is the same sum."""
+        """Shard `index` from any `data` of the others: data or parity, it is the same sum.
+
+        ValueError for too few shards, an index that is none, or shards of unlike lengths."""
         as_int("index", index, 0, self.shards - 1)
         if index in shards:
             return shards[index]
         points = self._enough(shards)
+        if len(lengths := {len(shard) for shard in shards.values()}) > 1:
+            raise ValueError(f"shards of {sorted(lengths)} bytes: a block's are of one length")
         return combine(weights(points, index), [shards[i] for i in points])
 
     def join(self, shards: Mapping[int, bytes], size: int) -> bytes:

@@ -51,12 +51,14 @@ class Format:
         return 4 + 8 / self.block
 
     def scale_codes(self, largest: torch.Tensor) -> torch.Tensor:
-        """The scales, as bytes, of blocks whose largest magnitudes these are."""
+        """The scales, as bytes, of blocks whose largest magnitudes these are; where one is inf or
+        nan, the byte that stands for nan."""
         if self.scale == "E4M3":
             nearest = (largest / MAX_ELEMENT).clamp_(max=MAX_E4M3).to(torch.float8_e4m3fn)
-            return nearest.view(torch.uint8)
+            return nearest.view(torch.uint8).masked_fill(~largest.isfinite(), 0x7F)
         exponent = torch.frexp(largest).exponent - 1  # floor(log2(largest))
-        return (exponent - 2 + 127).clamp_(0, 254).to(torch.uint8)
+        codes = (exponent - 2 + 127).clamp_(0, 254).to(torch.uint8)
+        return codes.masked_fill_(~largest.isfinite(), 255)
 
     def scale_values(self, codes: torch.Tensor) -> torch.Tensor:
         """What scales stand for, as float32."""
@@ -106,6 +108,11 @@ def encode(values: torch.Tensor, format: Format, tensor_scale: float = 1.0) -> P
         raise ValueError(f"tensor_scale={tensor_scale} must be a finite number above 0")
     if values.numel() and not all(end.isfinite() for end in values.aminmax()):
         raise ValueError("values hold inf or nan, which four bits cannot: mask them first")
+    ends = [end.float() / tensor_scale for end in values.aminmax()] if values.numel() else []
+    if not all(end.isfinite() for end in ends):
+        raise ValueError(
+            f"values over tensor_scale={tensor_scale} are too large for float32: give a larger one"
+        )
     return _encode(values, format, tensor_scale)
 
 
@@ -139,13 +146,14 @@ def decode(packed: Packed) -> torch.Tensor:
 def rounded(values: torch.Tensor, format: Format, tensor_scale: float = 1.0) -> torch.Tensor:
     """`values` as they come back from four bits, in their own type.
 
-    It does not look for inf or nan: a pass in which one arises goes on, and its logits tell."""
+    It does not look for inf or nan: a block that holds one comes back as nan, and logits tell."""
     return decode(_encode(values, format, tensor_scale)).to(values.dtype)
 
 
 def tensor_scale_of(values: torch.Tensor) -> float:
     """NVFP4's scale of a whole tensor: its largest block gets the largest E4M3 scale."""
-    return float(values.abs().amax()) / (MAX_ELEMENT * MAX_E4M3) or 1.0
+    scale = float(values.abs().amax()) / (MAX_ELEMENT * MAX_E4M3)
+    return max(scale, torch.finfo(torch.float32).tiny) if scale else 1.0  # float32 divides by it
 
 
 def _in_blocks(values: torch.Tensor, format: Format) -> torch.Tensor:
