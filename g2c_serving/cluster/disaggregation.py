@@ -13,7 +13,8 @@ machines are alike, so what the sizes buy is left out: only who waits for whom r
 
 Simulated: steps take what a `CostModel` says, arrivals are random (Poisson), all prompts and all
 answers are of one length, memory never runs out. Time is in whole microseconds, the clock's units
-here.
+here. Left out: a request's own tokens in the context that its steps read (it stays the prompt's),
+and a link that is busy: each cache has it for itself.
 """
 
 from __future__ import annotations
