@@ -14,7 +14,7 @@ mask of its next token hangs on the last one.
 
 On a CPU the device is a thread, and Python lets one thread run at a time: torch lets go of that
 lock in its kernels, but gets it back only when the other thread gives it up, after 5 ms as a rule.
-So the interval is set to 50 microseconds while anything is on its way. On cuda and mps (untested)
+So the interval is set to 5 microseconds while anything is on its way. On cuda and mps (untested)
 the thread launches kernels, and the device's own queue keeps their order; on mps the host reads
 tokens only when that queue is empty, so little overlaps there.
 

@@ -256,12 +256,12 @@ def test_a_race_in_words():
 
 def test_the_switch_intervals_in_words(monkeypatch):
     found = [AtInterval(None, 30, 17, 0.0), AtInterval(5.0, 29, 28.9, 0.08)]
-    found += [AtInterval(0.05, 21, 20.4, 0.69), AtInterval(0.05, 31, 20.6, -0.08)]
+    found += [AtInterval(0.005, 21, 20.4, 0.69), AtInterval(0.005, 31, 20.6, -0.08)]
     assert switch_intervals.table(found).rows == [
         ("one after the other", "30.0 ms", "17.0 ms", ""),
         ("5 ms", "29.0 ms", "28.9 ms", "8%"),
-        ("0.05 ms", "21.0 ms", "20.4 ms", "69%"),
-        ("0.05 ms, once more", "31.0 ms", "20.6 ms", "none"),
+        ("0.005 ms", "21.0 ms", "20.4 ms", "69%"),
+        ("0.005 ms, once more", "31.0 ms", "20.6 ms", "none"),
     ]
     monkeypatch.setattr(switch_intervals, "cores", lambda: 2)
     words = switch_intervals.findings(found)

@@ -874,6 +874,7 @@ def test_the_table_learns_from_raw_scores_of_the_right_requests(monkeypatch):
     table.learn(np.linspace(0, 1, 500), np.zeros(500, dtype=bool))  # so far all fell
     real = e.speculator.drafter.propose
 
+    @allow_sync("the test notes the scores")
     def propose(batch, requests, *how):
         drafts = real(batch, requests, *how)
         scores.update({r.request_id: drafts.scores[i].tolist() for i, r in enumerate(requests)})
