@@ -9,11 +9,12 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.checkpoints import LanguageModel, load
 from g2c_serving.forward.inflate import inflate
 from g2c_serving.history import EngineStats, StepRecord
+from g2c_serving.output import RequestOutput
 from g2c_serving.process.chat import chat
 from g2c_serving.process.prompt import Prompt, Reserved, Text
 from g2c_serving.process.streaming import OutputParser, ToolCall
 from g2c_serving.process.tokenizer import Tokenizer
-from g2c_serving.request import Request, RequestOutput, SamplingParams
+from g2c_serving.request import Request, SamplingParams
 from g2c_serving.sample.grammar import Grammar
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.logprobs import TokenLogprobs

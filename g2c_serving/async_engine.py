@@ -40,8 +40,9 @@ from g2c_serving.history import CPU, DEVICE
 from g2c_serving.intake import AnyPrompt
 from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.launches import Step
+from g2c_serving.output import RequestOutput
 from g2c_serving.page_calls import PageCalls
-from g2c_serving.request import Request, RequestOutput, SamplingParams
+from g2c_serving.request import Request, SamplingParams
 from g2c_serving.sample.grammar import GrammarState
 from g2c_serving.sampling import Sampled
 from g2c_serving.schedule.scheduled import Scheduled

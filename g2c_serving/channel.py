@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from g2c_serving.request import RequestOutput
+from g2c_serving.output import RequestOutput
 
 MAX_QUEUED = 16  # outputs of a running request that wait for its consumer
 

@@ -20,14 +20,8 @@ from g2c_serving.intake import (
 )
 from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.loop import Loop
-from g2c_serving.request import (
-    COMPILING,
-    EXPECTED,
-    MAX_SAMPLES,
-    Request,
-    RequestOutput,
-    SamplingParams,
-)
+from g2c_serving.output import RequestOutput
+from g2c_serving.request import COMPILING, EXPECTED, MAX_SAMPLES, Request, SamplingParams
 from g2c_serving.sample.rng import sample_seed
 from g2c_serving.schedule.arrivals import Pages
 

@@ -20,8 +20,9 @@ from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.history import CPU, HISTORY_STEPS, EngineStats, Event, StepRecord, rows_of
 from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.launches import Launches, Step
+from g2c_serving.output import RequestOutput
 from g2c_serving.parts import make_model, make_prefix_cache, make_speculator
-from g2c_serving.request import EXPECTED, FINISHED, Request, RequestOutput
+from g2c_serving.request import EXPECTED, FINISHED, Request
 from g2c_serving.sample.grammar_compiler import GrammarCompiler
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.logprobs import TokenLogprobs

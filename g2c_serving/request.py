@@ -1,8 +1,7 @@
 """What a user asks for, and what becomes of it.
 
 `SamplingParams` says how to sample and when to stop, `Request` is one sequence on its way through
-the engine, `RequestOutput` is what a step reports of it. The names are vLLM's.
-Left out: penalties.
+the engine. What a step reports of it: output.py. The names are vLLM's. Left out: penalties.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from g2c_serving.checks import as_int, as_number
-from g2c_serving.process.streaming import OutputParser, ToolCall, as_stop
+from g2c_serving.process.streaming import OutputParser, as_stop
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.sample.grammar import Grammar, GrammarState
 from g2c_serving.sample.logprobs import TokenLogprobs
@@ -129,9 +128,7 @@ class Request:
     finish_reason: str | None = None  # stop, length, abort or error
     message: str | None = None
     stop_ids: frozenset[int] = frozenset()
-    siblings: list[Request] = field(
-        default_factory=list
-    )  # that fork off once the prompt is computed
+    siblings: list[Request] = field(default_factory=list)  # fork off once the prompt is computed
     cache_salt: str = ""  # requests share cached blocks only with those of an equal salt
     traffic: str = "chat"  # or agent: decides how long the disk keeps its blocks
     grammar: GrammarState | None = None  # once it is compiled, if one was asked for
@@ -194,8 +191,7 @@ class Request:
 
     @property
     def is_exact(self) -> bool:
-        """Whether its keys and values are what a run without any cache would give, see
-        `schedule/prefix_tiers.py`."""
+        """Whether its keys and values are those of a run without a cache (prefix_tiers.py)."""
         return self.replay_until == 0
 
     @property
@@ -230,12 +226,9 @@ class Request:
     def read(self, tokenizer: Tokenizer) -> OutputParser:
         """What it generated, as a user may see it: read from where it was read last."""
         with _reading:
-            has_ended = (
-                self.state == FINISHED
-            )  # before the tokens are looked at: then all are there
+            has_ended = self.state == FINISHED  # looked at before the tokens: then all are there
             if self.parser is None:
-                stop = self.params.stop
-                self.parser = OutputParser.after(self.prompt_token_ids, tokenizer, stop)
+                self.parser = OutputParser.after(self.prompt_token_ids, tokenizer, self.params.stop)
             for token_id in self.token_ids[self.num_prompt_tokens + self.parser.num_fed :]:
                 self.parser.feed(token_id)
             if has_ended:
@@ -255,82 +248,3 @@ class Request:
     def finish(self, reason: str, message: str | None = None) -> None:
         self.state, self.finish_reason, self.message = FINISHED, reason, message
         self.grammar = None  # outputs live on, and need no automaton
-
-
-class RequestOutput:
-    """A request as it stood when a step ended; later steps do not change it.
-
-    finish_reason   None while it runs; then stop, length (max_tokens or the context limit),
-                    abort, or error
-    message         which stop string or limit ended it, what the error is and which option helps,
-                    or what of the text was no text
-    token_ids       the generated ids, an end-of-text id and those of a stop string included
-    text            the answer, as a user may see it: no reserved token, no half character, and
-                    nothing of a stop string. What was shown once stays
-    reasoning       the text between `<think>` and `</think>`
-    tool_calls      a `ToolCall` for each `<|tool_call|>`: its text, and whether it is whole
-    seed            the seed in effect: with n=1 it replays this very output. That of a fork replays
-                    what it drew itself: take the tokens it was forked with to the prompt
-    num_cached_tokens   prompt tokens that were found in the cache when it was first admitted; 0 for
-                    a fork, and for the samples after the first: they share, they do not find
-    logprobs        a `TokenLogprobs` for each generated token; None where they were not asked for
-    """
-
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
-        self.request_id, self.sample_index = request.request_id, request.sample_index
-        self.finish_reason = request.finish_reason
-        self.seed, self.num_cached_tokens = request.seed, request.num_cached_tokens
-        self._request, self._tokenizer = request, tokenizer
-        self._end = len(request.token_ids)
-
-    @property
-    def prompt_token_ids(self) -> list[int]:
-        return list(self._request.prompt_token_ids)
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self._request.token_ids[self._request.num_prompt_tokens : self._end]
-
-    @property
-    def logprobs(self) -> list[TokenLogprobs] | None:
-        if self._request.params.logprobs is None:
-            return None
-        return self._request.logprobs[: self._end - self._request.num_prompt_tokens]
-
-    @property
-    def text(self) -> str:
-        return self._read().text("answer", self._upto)
-
-    @property
-    def reasoning(self) -> str:
-        return self._read().text("reasoning", self._upto)
-
-    @property
-    def tool_calls(self) -> list[ToolCall]:
-        return self._read().tool_calls(self._upto)
-
-    @property
-    def message(self) -> str | None:
-        if self.finish_reason is None or self._request.message is not None:
-            return self._request.message if self.finish_reason else None
-        parser = self._read()
-        if not parser.broken_bytes:
-            return None
-        return (
-            f"{parser.broken_bytes} bytes are not UTF-8, the first in generated token "
-            f"{parser.first_broken}: each run of them is shown as U+FFFD"
-        )
-
-    def _read(self) -> OutputParser:
-        return self._request.read(self._tokenizer)
-
-    @property
-    def _upto(self) -> int | None:
-        """Tokens that had been generated; None for all, and what came out at the end."""
-        if self.finish_reason is not None:
-            return None
-        return self._end - self._request.num_prompt_tokens
-
-    def __repr__(self) -> str:
-        state = self.finish_reason or "running"
-        return f"RequestOutput({self.request_id}.{self.sample_index}, {state}, {self.text!r})"

@@ -28,7 +28,8 @@ import torch
 from g2c_serving.channel import Channel
 from g2c_serving.device_worker import BLINK, MAX_EXIT_SECONDS, use_threads
 from g2c_serving.intake import AnyPrompt
-from g2c_serving.request import RequestOutput, SamplingParams
+from g2c_serving.output import RequestOutput
+from g2c_serving.request import SamplingParams
 
 if TYPE_CHECKING:
     from g2c_serving.engine import Engine

@@ -25,7 +25,7 @@ from g2c_serving.checks import as_number
 from g2c_serving.cluster.fleet import Fleet
 from g2c_serving.cluster.likeness import pool_tokens
 from g2c_serving.engine import Engine
-from g2c_serving.request import RequestOutput
+from g2c_serving.output import RequestOutput
 
 logger = logging.getLogger(__name__)
 

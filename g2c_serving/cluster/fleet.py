@@ -21,7 +21,8 @@ from g2c_serving.cluster.handover import Handover, admit, check, export, parcel
 from g2c_serving.cluster.likeness import draws, num_drafts, pool_tokens
 from g2c_serving.engine import Engine
 from g2c_serving.intake import AnyPrompt, encode_prompt
-from g2c_serving.request import RequestOutput, SamplingParams
+from g2c_serving.output import RequestOutput
+from g2c_serving.request import SamplingParams
 
 
 class Note(NamedTuple):

@@ -28,7 +28,8 @@ import numpy as np
 from g2c_serving.cluster.likeness import draws, num_drafts, numerics, pool_tokens
 from g2c_serving.engine import Engine
 from g2c_serving.intake import check_can_run
-from g2c_serving.request import EXPECTED, WAITING, Request, RequestOutput, SamplingParams
+from g2c_serving.output import RequestOutput
+from g2c_serving.request import EXPECTED, WAITING, Request, SamplingParams
 from g2c_serving.sample.logprobs import TokenLogprobs
 from g2c_serving.schedule.arrivals import Pages
 

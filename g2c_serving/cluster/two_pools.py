@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from g2c_serving.cluster.fleet import Fleet
 from g2c_serving.engine import Engine
-from g2c_serving.request import RequestOutput
+from g2c_serving.output import RequestOutput
 
 PREFILL, DECODE = "prefill", "decode"
 

@@ -14,7 +14,8 @@ from string import ascii_uppercase
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.checkpoints import LanguageModel
-from g2c_serving.request import RequestOutput, SamplingParams
+from g2c_serving.output import RequestOutput
+from g2c_serving.request import SamplingParams
 
 BLOCK, POOL = 8, 40
 START = "Once upon a time there was a brave girl named Mia who lived in a tall house by the sea."

@@ -20,7 +20,8 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.lab.cold_open import prompts
 from g2c_serving.lab.table import Table
-from g2c_serving.request import RequestOutput, SamplingParams
+from g2c_serving.output import RequestOutput
+from g2c_serving.request import SamplingParams
 from g2c_serving.sample.logprobs import token_logprobs
 from g2c_serving.sample.sampler import SamplingBatch, sample
 from g2c_serving.sampling import Sampled

@@ -21,8 +21,9 @@ from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.lab import plots
 from g2c_serving.lab.plots import BLACK, Picture, line, source_note
 from g2c_serving.lab.table import Table
+from g2c_serving.output import RequestOutput
 from g2c_serving.paths import ROOT
-from g2c_serving.request import RequestOutput, SamplingParams
+from g2c_serving.request import SamplingParams
 from g2c_serving.train.words import PREAMBLES
 
 CONTEXT = 448  # tokens: 28 blocks of 16

@@ -24,7 +24,8 @@ from g2c_serving.lab.cold_open import prompts
 from g2c_serving.lab.panel import Panel, choice
 from g2c_serving.lab.plots import BLUE, GREY, source_note
 from g2c_serving.lab.scoring import CourseModel, logits_of, token_logprobs
-from g2c_serving.request import RequestOutput, SamplingParams
+from g2c_serving.output import RequestOutput
+from g2c_serving.request import SamplingParams
 
 ANSWERS, TOKENS = 24, 16
 ROLLOUTS: dict[str, dict[str, Any]] = {

@@ -20,7 +20,8 @@ from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.linear import Linear
 from g2c_serving.lab.contestants import made_up_prompts
 from g2c_serving.lab.dense import DenseModel, PlainLinear
-from g2c_serving.request import RequestOutput, SamplingParams
+from g2c_serving.output import RequestOutput
+from g2c_serving.request import SamplingParams
 from g2c_serving.sampling import Sampled
 from g2c_serving.schedule.scheduled import Scheduled
 from g2c_serving.speculating import Round

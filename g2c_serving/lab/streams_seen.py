@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from g2c_serving.history import StepRecord
 from g2c_serving.lab.plots import BLACK, Picture, line, new_figure, picture, source_note, style
 from g2c_serving.lab.table import Table
-from g2c_serving.request import RequestOutput
+from g2c_serving.output import RequestOutput
 
 LETTERS = 44  # of a text
 WITHIN = 4  # steps after which a cancelled request is gone for certain
