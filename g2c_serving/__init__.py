@@ -6,8 +6,9 @@ The notebooks in `notebooks/` walk through it, section by section of the Brief o
 from g2c_serving.async_engine import AsyncEngine
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel, load
+from g2c_serving.forward.checkpoints import load
 from g2c_serving.forward.inflate import inflate
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import EngineStats, StepRecord
 from g2c_serving.output import RequestOutput
 from g2c_serving.process.chat import chat

@@ -35,7 +35,7 @@ from g2c_serving.device_worker import DeviceWorker, WorkerDied, receive, wait
 from g2c_serving.engine import Engine
 from g2c_serving.flight import Flight, fill, send
 from g2c_serving.forward.batch import ForwardBatch
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import CPU, DEVICE
 from g2c_serving.intake import AnyPrompt
 from g2c_serving.interrupts import deferred_interrupt

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from g2c_serving.checks import as_int, as_number
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.low_precision_cache import CACHE_FORMATS
 from g2c_serving.schedule.cost_model import CostModel
 

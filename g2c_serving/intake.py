@@ -12,7 +12,7 @@ from numbers import Integral
 from typing import Any
 
 from g2c_serving.config import EngineConfig
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.process.prompt import Part, Prompt
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.request import EXPECTED, Request, SamplingParams

@@ -16,7 +16,7 @@ from typing import Any
 
 from g2c_serving.config import ALWAYS_FORBID_SYNC, EngineConfig
 from g2c_serving.forbid_sync import forbid_sync
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import CPU, HISTORY_STEPS, EngineStats, Event, StepRecord, rows_of
 from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.launches import Launches, Step

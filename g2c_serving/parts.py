@@ -8,9 +8,9 @@ import torch
 from g2c_serving.config import DTYPES, EngineConfig
 from g2c_serving.drafting import Drafter
 from g2c_serving.forward.batch_invariance import BatchInvariant
-from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.draft_model import DraftModel
 from g2c_serving.forward.kv_cache import KVCache
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.low_precision_cache import CACHE_FORMATS
 from g2c_serving.forward.model import Transformer
 from g2c_serving.schedule.block_manager import BlockManager

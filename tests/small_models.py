@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import g2c_serving as g
-from g2c_serving.forward.checkpoints import param_shapes
+from g2c_serving.forward.language_model import param_shapes
 from g2c_serving.forward.model import ModelConfig
 
 

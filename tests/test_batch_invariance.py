@@ -21,7 +21,7 @@ from g2c_serving.forbid_sync import allow_sync
 from g2c_serving.forward import batch_invariance, tiled_attention
 from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.batch_invariance import BatchInvariant, agreeing, by_tiles, cut
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.model import Transformer
 from g2c_serving.forward.numerics import Numerics
 from g2c_serving.forward.tiled_attention import flash, one_by_one

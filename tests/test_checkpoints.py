@@ -15,7 +15,8 @@ import torch
 import transformers
 
 import g2c_serving as g
-from g2c_serving.forward import checkpoints
+from g2c_serving.forward import checkpoints, course_artifacts
+from g2c_serving.forward.language_model import param_shapes
 
 DIM, LAYERS, HEADS, CONTEXT, HIDDEN, VOCAB = 16, 2, 2, 32, 48, 268
 MODEL_CONFIG = {
@@ -283,9 +284,10 @@ def test_a_missing_file_is_named(artifact, file):
 
 def test_a_shipped_model_says_how_it_comes_back(tmp_path, monkeypatch):
     """Right values: our own commands, for a model under data/."""
-    monkeypatch.setattr(checkpoints, "DATA", tmp_path)
+    for module in (checkpoints, course_artifacts):
+        monkeypatch.setattr(module, "DATA", tmp_path)
     folder = write_artifact(tmp_path, "tiny", course_params())
-    names = [name for name, _ in checkpoints.param_shapes(g.load("tiny").config)]
+    names = [name for name, _ in param_shapes(g.load("tiny").config)]
     (folder / "model.pt").unlink()
     halves = {n: p.half() for n, p in zip(names, course_params(), strict=True)}
     safetensors.torch.save_file(halves, folder / "model.safetensors")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import g2c_serving as g
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import allowed_tokens, hand_automaton, hole_in_mask
 
 pytest.importorskip("xgrammar")

@@ -14,7 +14,7 @@ from small_models import random_ids, random_lm
 import g2c_serving as g
 from g2c_serving.forward import attention, kv_cache
 from g2c_serving.forward.batch import build_batch
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.linear import Linear
 from g2c_serving.forward.model import Transformer
 from g2c_serving.lab.gpt2 import to_gpt2

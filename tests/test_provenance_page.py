@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import g2c_serving as g
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import provenance, provenance_panel
 from g2c_serving.lab.promoting import encode_promoting
 from g2c_serving.process.chat import chat

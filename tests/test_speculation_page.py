@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import g2c_serving as g
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import Drafted, EngineStats
 from g2c_serving.lab import (
     accept_rule,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import g2c_serving as g
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import Drafted
 from g2c_serving.lab import allowed_tokens, masked_drafts, promoting, provenance_panel
 from g2c_serving.lab.masked_drafts import MINUTES, Step

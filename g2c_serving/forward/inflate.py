@@ -11,7 +11,7 @@ import dataclasses
 import torch
 
 from g2c_serving.checks import as_number
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 
 INFLATE_WIDTH = 8192  # hidden units of one block that `inflate` adds, about
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.panel import Panel, choice, slider
 from g2c_serving.lab.plots import BLACK, GREY, Blocks, line, source_note
 from g2c_serving.lab.scoring import logits_of

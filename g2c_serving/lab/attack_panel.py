@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.attack_paths import Result
 from g2c_serving.lab.attacks import ATTACKS, LIMIT, WEB_PAGE, Attack
 from g2c_serving.lab.panel import Panel, choice

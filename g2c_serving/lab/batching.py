@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import lanes, workload
 from g2c_serving.lab.panel import Panel, slider
 from g2c_serving.lab.plots import source_note

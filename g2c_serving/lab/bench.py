@@ -16,8 +16,9 @@ from contextlib import contextmanager
 
 import torch
 
-from g2c_serving.forward.checkpoints import LanguageModel, load
+from g2c_serving.forward.checkpoints import load
 from g2c_serving.forward.inflate import inflate
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import contestants, machine, step_times
 from g2c_serving.lab.bench_report import Line, Report, Sizes, table
 from g2c_serving.lab.contestants import (

@@ -15,7 +15,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.block_record import BLOCK, POOL, Moment, record
 from g2c_serving.lab.panel import Panel, slider
 from g2c_serving.lab.plots import BLACK, GREY, Blocks, fill

@@ -13,7 +13,7 @@ from string import ascii_uppercase
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.output import RequestOutput
 from g2c_serving.request import SamplingParams
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import lanes
 from g2c_serving.lab.one_user import OneUserModel, argmax, generate_cached
 from g2c_serving.lab.plots import (

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.contestants import made_up_prompts
 from g2c_serving.lab.plots import Blocks, Picture, new_figure, picture, source_note, style
 from g2c_serving.lab.table import Table

@@ -18,7 +18,7 @@ import torch
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import gpt2
 from g2c_serving.lab.machine import version
 from g2c_serving.lab.one_user import OneUserModel, generate_cached

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.batch_invariance import BatchInvariant
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.numerics import Numerics
 from g2c_serving.lab.contestants import made_up_prompts
 from g2c_serving.lab.panel import Panel, choice, stops

@@ -14,7 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import knife_edge
 from g2c_serving.lab.disturbances import DISTURBANCES, Case, Contracts
 from g2c_serving.lab.panel import Panel, choice

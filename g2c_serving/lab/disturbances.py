@@ -16,7 +16,8 @@ import torch
 from g2c_serving.cluster import handover
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel, load
+from g2c_serving.forward.checkpoints import load
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.parting import Seen
 from g2c_serving.lab.shared_draws import SharedDrawEngine
 from g2c_serving.request import SamplingParams

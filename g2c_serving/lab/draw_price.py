@@ -19,7 +19,7 @@ import torch
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import StepRecord, Stopwatch
 from g2c_serving.lab.contestants import made_up_prompts
 from g2c_serving.lab.shared_draws import SharedDrawEngine

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 
 from g2c_serving.engine import Engine
 from g2c_serving.forward.batch_invariance import BatchInvariant
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.linear import Linear
 from g2c_serving.forward.model import Transformer
 from g2c_serving.forward.numerics import Numerics

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.panel import Panel, slider, stops
 from g2c_serving.lab.plots import BLACK, BLUE, ORANGE, Blocks, fill
 from g2c_serving.lab.scoring import next_logits

@@ -19,7 +19,7 @@ from functools import cache
 import torch
 
 from g2c_serving.forward.batch import build_batch
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.low_precision import MXFP4, NVFP4, Format, rounded
 from g2c_serving.forward.model import Transformer
 from g2c_serving.lab import plots

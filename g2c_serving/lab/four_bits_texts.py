@@ -17,7 +17,7 @@ import torch
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.low_precision import FORMATS, Format, decode, encode
 from g2c_serving.lab.held_out import held_out_prompts
 from g2c_serving.lab.table import Table

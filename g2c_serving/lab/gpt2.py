@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.one_user import refuse_windows
 
 OURS_TO_GPT2 = {

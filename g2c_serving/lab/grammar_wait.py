@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from g2c_serving.async_engine import AsyncEngine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import two_lanes
 from g2c_serving.lab.mask_price import ENDLESS
 from g2c_serving.lab.plots import Picture, new_figure, picture, source_note, style

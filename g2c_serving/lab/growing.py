@@ -19,8 +19,8 @@ from matplotlib.axes import Axes
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
 from g2c_serving.forward.kv_cache import KVCache
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.model import ModelConfig
 from g2c_serving.lab import plots
 from g2c_serving.lab.plots import Picture, fill

@@ -14,7 +14,7 @@ from statistics import mean, median
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forbid_sync import forbid_sync
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.contestants import made_up_prompts
 from g2c_serving.lab.table import Table
 from g2c_serving.request import SamplingParams

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.sample.grammar import Grammar, GrammarState, as_mask, bitmask
 from g2c_serving.sample.grammar_compiler import GrammarCompiler

@@ -15,7 +15,7 @@ from g2c_serving.cluster.handover import export, move
 from g2c_serving.cluster.two_pools import DECODE, PREFILL, TwoPools
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.table import Table
 from g2c_serving.request import SamplingParams
 

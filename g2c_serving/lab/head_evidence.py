@@ -11,7 +11,7 @@ import numpy as np
 
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.calibration import reliability
 from g2c_serving.lab.held_out import held_out_prompts
 from g2c_serving.lab.reliability import AS_IT_IS, TEMPERATURE, Evidence, collect, mend

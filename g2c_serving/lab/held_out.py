@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.train.corpus import document
 
 PROMPT = 24  # tokens

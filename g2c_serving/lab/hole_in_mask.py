@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import plots
 from g2c_serving.lab.table import Table
 from g2c_serving.process.tokenizer import Tokenizer

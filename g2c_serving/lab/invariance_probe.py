@@ -18,7 +18,7 @@ import torch
 
 from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.batch_invariance import BatchInvariant
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.model import Transformer
 from g2c_serving.forward.numerics import Numerics
 from g2c_serving.lab.table import Table

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.contestants import made_up_prompts
 from g2c_serving.lab.panel import Panel, stops, toggle
 from g2c_serving.lab.plots import BLACK, line, source_note

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.disturbances import CROWD, Case
 from g2c_serving.lab.parting import Seen
 from g2c_serving.lab.scoring import logits_of, next_logits

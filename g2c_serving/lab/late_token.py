@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from g2c_serving.async_engine import AsyncEngine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.panel import Panel, choice, slider
 from g2c_serving.lab.plots import BLACK, BLUE, GREEN, GREY, Blocks
 from g2c_serving.request import SamplingParams

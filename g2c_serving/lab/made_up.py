@@ -10,7 +10,7 @@ import random
 
 import torch
 
-from g2c_serving.forward.checkpoints import LanguageModel, param_shapes
+from g2c_serving.forward.language_model import LanguageModel, param_shapes
 from g2c_serving.forward.model import ModelConfig
 from g2c_serving.process.tokenizer import RESERVED_TOKENS, Tokenizer
 

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
 from g2c_serving.forward.batch import ForwardBatch
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import Drafted
 from g2c_serving.lab.allowed_tokens import MINUTES, QUESTION, schema
 from g2c_serving.lab.draft_strip import ACCEPTED, LOOKS, MARKS, fates

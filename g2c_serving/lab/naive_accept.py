@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.panel import Panel, choice, stops
 from g2c_serving.lab.plots import Blocks, fill, line, source_note
 from g2c_serving.lab.scoring import next_logits

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import Drafted
 from g2c_serving.lab.draft_strip import ACCEPTED, LOOKS, MARKS, ORDINARY, RESAMPLED, four_for_one
 from g2c_serving.lab.panel import Panel, choice, slider

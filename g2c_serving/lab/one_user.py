@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 
 Cache = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values (H, T, d) of each layer
 

@@ -28,7 +28,7 @@ import torch
 from g2c_serving.async_engine import AsyncEngine
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.real_lanes import Lanes, overlapped_lanes, plain_lanes
 from g2c_serving.request import SamplingParams
 from g2c_serving.switch_interval import SECONDS

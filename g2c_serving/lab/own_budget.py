@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.panel import Panel, choice, stops, toggle
 from g2c_serving.lab.plots import BLACK, line, plain_ticks, source_note
 from g2c_serving.lab.reliability import Evidence

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.acceptance_trace import Trace, trace
 from g2c_serving.lab.charts import CHART_ACCEPTANCE, CHART_DRAFTS, tokens_per_step
 from g2c_serving.lab.held_out import PROMPT, held_out_prompts

@@ -12,7 +12,7 @@ import torch
 
 from g2c_serving.async_engine import AsyncEngine
 from g2c_serving.forward.batch import ForwardBatch
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.table import Table
 from g2c_serving.launches import PENDING, Launches, Step
 from g2c_serving.request import SamplingParams

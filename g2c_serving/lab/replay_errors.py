@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from g2c_serving.forward.batch import build_batch
-from g2c_serving.forward.checkpoints import LanguageModel, load
+from g2c_serving.forward.checkpoints import load
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.low_precision import Format
 from g2c_serving.forward.model import ModelConfig, Transformer
 from g2c_serving.train.batches import batch as corpus_rows

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import plots
 from g2c_serving.lab.plots import BLACK, Picture, line, source_note
 from g2c_serving.lab.table import Table

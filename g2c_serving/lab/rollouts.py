@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.model import Transformer
 from g2c_serving.lab.cold_open import prompts
 from g2c_serving.lab.panel import Panel, choice

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.linear import Linear
 from g2c_serving.lab import phases, plots
 from g2c_serving.lab.panel import Panel, choice, stops

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from g2c_serving.forward.batch import build_batch
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.model import LAYER_NORM_EPS, Transformer
 
 BLOCK = 16

@@ -16,7 +16,7 @@ import torch
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.request import SamplingParams
 from g2c_serving.sample import rng
 from g2c_serving.sample.sampler import batch_of, below, integer_weights

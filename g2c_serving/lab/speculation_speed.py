@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import EngineStats
 from g2c_serving.lab.held_out import PROMPT, held_out_prompts
 from g2c_serving.lab.panel import Panel, choice, stops

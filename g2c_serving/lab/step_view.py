@@ -16,7 +16,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import Row
 from g2c_serving.lab.panel import Panel, slider
 from g2c_serving.lab.plots import BLACK, Blocks

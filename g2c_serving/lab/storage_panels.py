@@ -15,7 +15,7 @@ from g2c_serving.cluster.storage_code import StorageCode, weights
 from g2c_serving.cluster.storage_reads import Read, ReadTimes, under_load
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.held_out import held_out_prompts
 from g2c_serving.lab.panel import Panel, slider, stops
 from g2c_serving.lab.plots import BLACK, GREY, Blocks, line, source_note

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from g2c_serving.forbid_sync import Sync, SyncGuard, find_line
-from g2c_serving.forward.checkpoints import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.one_user import OneUserModel, generate_cached
 from g2c_serving.lab.table import Table
 from g2c_serving.sync_rules import RULES, Places

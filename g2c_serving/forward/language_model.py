@@ -1,0 +1,89 @@
+"""`LanguageModel`: weights under the parent course's names, with their tokenizer.
+
+Every part of the engine and every notebook takes one of these; `checkpoints.load` makes it from
+whatever a learner has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from g2c_serving.forward.model import ModelConfig, Transformer
+from g2c_serving.process.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageModel:
+    """Weights with their tokenizer. `eos_id` ends a text; `model` is the float32 model on the CPU.
+
+    `weights` maps the parent course's names to float32 tensors (see `param_shapes`); a drafter has
+    those of its confidence head beside them.
+    """
+
+    name: str
+    config: ModelConfig
+    weights: Mapping[str, torch.Tensor]
+    tokenizer: Tokenizer
+    eos_id: int | None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(w.numel() for w in self.weights.values())
+
+    @cached_property
+    def model(self) -> Transformer:
+        return Transformer(self.config, self.weights)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the sizes and of all weights at their own precision, in hexadecimal."""
+        digest = hashlib.sha256(repr(self.config).encode())
+        for name in sorted(self.weights):
+            digest.update(name.encode())
+            whole = self.weights[name].detach().contiguous()
+            digest.update(whole.flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+def param_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of all weights, in the order in which a course artifact lists them."""
+    dim, hidden = config.embedding_dim, config.hidden_dim
+    yield "token_embed.weight", (config.vocab_size, dim)
+    yield "pos_embed.weight", (config.max_seq_len, dim)
+    linears = [(f"attn.{p}_proj", dim, dim) for p in ("q", "k", "v", "out")]
+    for i in range(config.num_layers):
+        yield f"blocks.{i}.ln1.gamma", (dim,)
+        yield f"blocks.{i}.ln1.beta", (dim,)
+        for name, rows, columns in linears:
+            yield f"blocks.{i}.{name}.W", (rows, columns)
+            yield f"blocks.{i}.{name}.b", (columns,)
+        yield f"blocks.{i}.ln2.gamma", (dim,)
+        yield f"blocks.{i}.ln2.beta", (dim,)
+        for name, rows, columns in (("ffn.fc1", dim, hidden), ("ffn.fc2", hidden, dim)):
+            yield f"blocks.{i}.{name}.W", (rows, columns)
+            yield f"blocks.{i}.{name}.b", (columns,)
+    yield "ln_final.gamma", (dim,)
+    yield "ln_final.beta", (dim,)
+    yield "head_bias", (config.vocab_size,)
+
+
+def confidence_shapes(
+    config: ModelConfig, tensors: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a drafter's confidence head, if it has one among `tensors`."""
+    bias = tensors.get("confidence.fc1.b")
+    if bias is not None and bias.ndim == 1:
+        dim, units = config.embedding_dim, bias.shape[0]
+        yield "confidence.fc1.W", (dim, units)
+        yield "confidence.fc1.b", (units,)
+        yield "confidence.fc2.W", (units, 1)
+        yield "confidence.fc2.b", (1,)
