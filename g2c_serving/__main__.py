@@ -1,4 +1,4 @@
-"""The command line: `python -m g2c_serving figures | bench | train | cache | render`.
+"""The command line: `python -m g2c_serving figures | bench | train | cache | export | render`.
 
 Each command is a `main(argv)` of the module named here; it is imported only when it is called.
 """
@@ -13,6 +13,7 @@ COMMANDS = {
     "bench": ("g2c_serving.lab.bench", "speed as ratios from one run"),
     "train": ("g2c_serving.train.trainer", "train a shipped model anew, or measure its quality"),
     "cache": ("g2c_serving.cache_command", "what the KV cache on disk holds; empty it"),
+    "export": ("g2c_serving.export_command", "a model's weights for transformers, vLLM and others"),
     "render": ("g2c_serving.lab.render", "execute the notebooks and keep their outputs"),
 }
 
