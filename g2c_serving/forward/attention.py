@@ -61,7 +61,8 @@ def plan_window_groups(batch: ForwardBatch, cache: KVCache, window: int) -> list
 def attend(q: torch.Tensor, layer: int, cache: KVCache, groups: list[Group]) -> torch.Tensor:
     """Softmax attention of queries (N, H, d) over the pages of `layer`; gives (N, H * d).
 
-    Scores are scaled by 1 / sqrt(d). The new tokens' keys and values are written before.
+    Scores are scaled by 1 / sqrt(d). The new tokens' keys and values are written before. The pages
+    may have fewer heads, H / G: then G queries in a row share each (grouped-query attention).
     """
     outputs = [_attend_group(q[g.start : g.stop], layer, cache, g) for g in groups]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -69,12 +70,17 @@ def attend(q: torch.Tensor, layer: int, cache: KVCache, groups: list[Group]) -> 
 
 def _attend_group(q: torch.Tensor, layer: int, cache: KVCache, g: Group) -> torch.Tensor:
     keys, values = cache.read(layer, g.blocks)
-    _, _, heads, d = keys.shape
-    keys = keys.view(g.size, -1, heads, d)[:, : g.num_keys].transpose(1, 2)  # (S, H, T, d)
+    heads, d = keys.shape[2:]
+    keys = keys.view(g.size, -1, heads, d)[:, : g.num_keys].transpose(1, 2)  # (S, H / G, T, d)
     values = values.view(g.size, -1, heads, d)[:, : g.num_keys].transpose(1, 2)
-    q = q.view(g.size, g.query_len, heads, d).transpose(1, 2)  # (S, H, Q, d)
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=g.mask)  # (S, H, Q, d)
-    return out.transpose(1, 2).reshape(g.size * g.query_len, heads * d)  # (N of this group, H*d)
+    if g.query_len == 1:  # the queries that share a head become its rows, and read its keys once
+        q = q.view(g.size, heads, -1, d)  # (S, H / G, G, d)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=g.mask)
+        return out.reshape(g.size, -1)  # (N of this group, H * d)
+    q = q.view(g.size, g.query_len, -1, d).transpose(1, 2)  # (S, H, Q, d)
+    shared = q.shape[1] != heads
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=g.mask, enable_gqa=shared)
+    return out.transpose(1, 2).reshape(g.size * g.query_len, -1)  # (N of this group, H * d)
 
 
 def _cuts(batch: ForwardBatch, cache: KVCache, lens: Sequence[int]) -> Iterator[tuple[int, int]]:
