@@ -12,42 +12,34 @@ that follow a prefix hit, in float64, with nothing cached, nothing rounded and n
           token came from a draft. So this is the most that it can do
   FP4     keys and values NVFP4-like
 
-Measured on held-out texts of our own corpus, `tiny-window` with `tiny-drafter`.
+Measured on held-out texts of our own corpus, `tiny-window` with `tiny-drafter`. The table and the
+panel are in stacked_panel.py.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from g2c_serving.forward.checkpoints import load
 from g2c_serving.forward.draft_model import DraftModel
 from g2c_serving.forward.low_precision import NVFP4
-from g2c_serving.lab.panel import Panel, toggle
-from g2c_serving.lab.plots import BLACK, GREY, line, source_note
-from g2c_serving.lab.replay_errors import (
-    CONTEXTS,
-    FOLLOWING,
-    HELD_OUT_SEED,
-    HIT,
-    MODEL,
-    Contexts,
-)
+from g2c_serving.lab.replay_errors import HELD_OUT_SEED, MODEL, Contexts
+from g2c_serving.lab.resampled import Mean, mean
 from g2c_serving.lab.scoring import logits_of
-from g2c_serving.lab.table import Table
 from g2c_serving.sample.speculation import GUARD
 from g2c_serving.train.batches import batch as corpus_rows
 
 NAMES = ("replay", "guard", "FP4 cache")
+TEXTS, HIT, FOLLOWING = 32, 192, 32  # texts, tokens of each in the hit, tokens compared after it
 Choice = tuple[bool, bool, bool]  # which of them are on
+FOUR_ALONE: Choice = (False, False, True)
 
 
 def with_guard(p: torch.Tensor, q: torch.Tensor, guard: float) -> torch.Tensor:
@@ -63,121 +55,87 @@ def with_guard(p: torch.Tensor, q: torch.Tensor, guard: float) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a distribution of the next token lies from the exact one, over all places.
+    """How far distributions of the next token lie from the exact ones, at n places of C texts.
 
-    kl       mean KL(exact || this), nats
-    changed  share of places with another most likely token
-    loss     mean -log probability of the true token, less that of the exact run, nats
-    tv       (N,) total variation at each place, largest first: the chance that a draw differs, if
-             the two share their random numbers as well as can be
+    tv       (C, n) total variation: the chance that a draw differs, if the two share their random
+             numbers as well as can be
+    kl       (C, n) KL(exact || this), nats
+    changed  (C, n) whether another token is the most likely
+    loss     (C, n) -log probability of the true token, less that of the exact run, nats
     """
 
-    kl: float
-    changed: float
-    loss: float
     tv: np.ndarray
+    kl: np.ndarray
+    changed: np.ndarray
+    loss: np.ndarray
+
+    def mean(self, name: str, less: Distance | None = None) -> Mean:
+        """Of `tv`, `kl`, `changed` or `loss`, over texts; `less`: of the difference, text by text.
+
+        KeyError for another name."""
+        values = vars(self)[name].mean(1)
+        return mean(values if less is None else values - vars(less)[name].mean(1))
 
     @property
-    def mean_tv(self) -> float:
-        return float(self.tv.mean())
+    def worst_first(self) -> np.ndarray:
+        """(C * n,) the total variations, largest first."""
+        return np.sort(self.tv, axis=None)[::-1]
 
 
 def distance(exact: torch.Tensor, other: torch.Tensor, ids: torch.Tensor) -> Distance:
-    """Of probabilities (..., V) from `exact` ones; ids (...) are the true tokens."""
+    """Of probabilities (C, n, V) from `exact` ones; ids (C, n) are the true tokens."""
     log_p, log_q = exact.clamp(min=1e-300).log(), other.clamp(min=1e-300).log()
-    gained = (log_p - log_q).gather(-1, ids[..., None])
-    tv = (exact - other).abs().sum(-1).flatten() / 2
-    return Distance(
-        (exact * (log_p - log_q)).sum(-1).mean().item(),
-        (exact.argmax(-1) != other.argmax(-1)).double().mean().item(),
-        gained.mean().item(),
-        np.sort(tv.numpy())[::-1],
+    gained = log_p - log_q
+    found = (
+        (exact - other).abs().sum(-1) / 2,
+        (exact * gained).sum(-1),
+        exact.argmax(-1) != other.argmax(-1),
+        gained.gather(-1, ids[..., None])[..., 0],
     )
+    return Distance(*(one.double().numpy() for one in found))
 
 
 @cache
-def measured() -> Mapping[Choice, Distance]:
-    """All eight choices; measured once a session, some seconds."""
-    lm, drafter = load(MODEL), load("tiny-drafter")
+def measured(texts: int = TEXTS) -> Mapping[Choice, Distance]:
+    """All eight choices on so many texts; measured once a session, some seconds for 32."""
+    lm = load(MODEL)
     size = HIT + FOLLOWING
-    texts = corpus_rows(lm.tokenizer, HELD_OUT_SEED, 0, CONTEXTS, size, drills=0)
-    texts, after = texts[:, :size], texts[:, HIT + 1 : size + 1]
-    model = DraftModel(drafter.config, drafter.weights, torch.float64)
-    drafts = torch.stack(logits_of(model, texts.tolist()))[:, HIT:, : lm.vocab_size]
-    q = drafts.softmax(-1)
-    target = {}
-    for four in (False, True):
-        runs = Contexts(lm, texts.tolist(), HIT, torch.float64, NVFP4 if four else None)
-        target[False, four] = runs.exact.softmax(-1)
-        target[True, four] = runs.replay(lm.config.window).softmax(-1)
+    rows = corpus_rows(lm.tokenizer, HELD_OUT_SEED, 0, texts, size, drills=0)  # (C, size + 1)
+    ids, after = rows[:, :size].tolist(), rows[:, HIT + 1 :]
+    target, q = _target(ids), _drafts(ids)
     exact = target[False, False]
     found = {}
     for replay, guard, four in itertools.product((False, True), repeat=3):
         p = target[replay, four]
-        p = with_guard(p, q, GUARD) if guard else p
-        found[replay, guard, four] = distance(exact, p, after)
+        found[replay, guard, four] = distance(exact, with_guard(p, q, GUARD) if guard else p, after)
     return found
+
+
+def _target(ids: list[list[int]]) -> dict[tuple[bool, bool], torch.Tensor]:
+    """The model's probabilities (C, n, V) after the hit, by (replay, four bits)."""
+    lm, found = load(MODEL), {}
+    for four in (False, True):
+        runs = [Contexts(lm, some, HIT, torch.float64, NVFP4 if four else None)
+                for some in _parts(ids)]  # fmt: skip
+        found[False, four] = torch.cat([one.exact.softmax(-1) for one in runs])
+        replayed = [one.replay(lm.config.window).softmax(-1) for one in runs]
+        found[True, four] = torch.cat(replayed)
+    return found
+
+
+def _drafts(ids: list[list[int]]) -> torch.Tensor:
+    """The drafter's probabilities (C, n, V) at the same places."""
+    drafter = load("tiny-drafter")
+    model = DraftModel(drafter.config, drafter.weights, torch.float64)
+    logits = [torch.stack(logits_of(model, some))[:, HIT:] for some in _parts(ids)]
+    return torch.cat(logits)[..., : drafter.vocab_size].softmax(-1)  # without the confidence
+
+
+def _parts(ids: list[list[int]], count: int = 8) -> Iterator[list[list[int]]]:
+    """`count` texts at a time: with more the memory grows, and the speed does not."""
+    return (ids[i : i + count] for i in range(0, len(ids), count))
 
 
 def named(choice: Choice) -> str:
     """The choice in words."""
     return " + ".join(name for name, on in zip(NAMES, choice, strict=True) if on) or "none"
-
-
-def table() -> Table:
-    """The eight choices as a table of a page."""
-    rows = [
-        (
-            named(choice),
-            f"{d.kl:.1e}",
-            f"{d.mean_tv:.1e}",
-            f"{d.changed:.1%}",
-            f"{round(d.loss, 5) + 0:+.5f}",
-        )
-        for choice, d in sorted(measured().items(), key=lambda item: (sum(item[0]), item[0][::-1]))
-    ]
-    head = ("approximation", "KL (nats)", "total variation", "other first choice", "loss (nats)")
-    return Table(head, rows)
-
-
-# ---- the panel ----
-
-LOWEST = 1e-11  # of the axis
-
-
-def panel() -> Panel:
-    """Three switches; the total variation at every place, largest first."""
-    controls = {
-        "replay": toggle("Replay of one window", True),
-        "guard": toggle("Guard of 5e-5", True),
-        "four": toggle("KV cache in FP4", True),
-    }
-    return Panel(_draw, _update, controls, size=(8, 2.9))
-
-
-def _draw(figure: Figure) -> dict[str, Any]:
-    axes = figure.subplots()
-    count = CONTEXTS * FOLLOWING
-    axes.set(xlim=(0, count), ylim=(LOWEST, 1), yscale="log", xlabel=f"{count} places, worst first",
-             ylabel="total variation\nfrom the exact run")  # fmt: skip
-    for k, choice in enumerate(((True, False, False), (False, True, False), (False, False, True))):
-        look = {**line(k), "marker": "", "linewidth": 1.4}
-        axes.plot(measured()[choice].tv, **look, label=f"{named(choice)} alone")
-    (chosen,) = axes.plot([], [], color=BLACK, linewidth=2.6, linestyle="-", label="chosen")
-    axes.axhline(1e-2, color=GREY, linewidth=0.8)
-    axes.legend(loc="lower left", fontsize=9, ncols=2)
-    source_note(axes, "Measured here", f"{MODEL}, float64")
-    return {"chosen": chosen}
-
-
-def _update(art: dict[str, Any], replay: bool, guard: bool, four: bool) -> str:
-    found = measured()[replay, guard, four]
-    art["chosen"].set_data(np.arange(len(found.tv)), np.maximum(found.tv, LOWEST))
-    if not (replay or guard or four):
-        return f"Nothing is approximated: at all {len(found.tv)} places the distance is 0."
-    return (
-        f"{named((replay, guard, four))}: a draw differs from the exact run's with a chance of "
-        f"{found.mean_tv:.2g} a token (at the worst place {found.tv[0]:.2g}); KL {found.kl:.1e} "
-        f"nats; another token is the most likely at {found.changed:.1%} of {len(found.tv)} places; "
-        f"loss {found.loss:+.5f} nats."
-    )
