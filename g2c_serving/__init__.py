@@ -4,6 +4,7 @@ The notebooks in `notebooks/` walk through it, section by section of the Brief o
 """
 
 from g2c_serving.async_engine import AsyncEngine
+from g2c_serving.backend import Backend, InferenceResult
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
 from g2c_serving.forward.checkpoints import load
@@ -25,11 +26,13 @@ from g2c_serving.schedule.step_curve import StepCurve
 
 __all__ = [
     "AsyncEngine",
+    "Backend",
     "CostModel",
     "Engine",
     "EngineConfig",
     "EngineStats",
     "Grammar",
+    "InferenceResult",
     "LanguageModel",
     "Ledger",
     "OutputParser",
