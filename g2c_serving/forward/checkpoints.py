@@ -1,20 +1,23 @@
-"""`load`: a shipped model, an artifact folder of the parent course, or a live course model.
+"""`load`: a shipped model, an artifact folder of the parent course, or a live model.
 
-What each is made of: `course_artifacts.py`.
-
-Left out: Hugging Face checkpoints.
+What each is made of: `course_artifacts.py` and `live_models.py`.
 """
 
 from __future__ import annotations
 
+import difflib
+import os
 from pathlib import Path
 from typing import Any
 
-from g2c_serving.forward import course_artifacts
+from g2c_serving.forward import course_artifacts, live_models
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.paths import DATA
 
 __all__ = ["LanguageModel", "load"]
+
+DESCRIBE = "config.json", "manifest.json"
+EXPECTED = "expected a folder with config.json, manifest.json and model.pt (or model.safetensors)"
 
 
 def load(source: Any = "tiny", tokenizer: Any = None) -> LanguageModel:
@@ -32,17 +35,53 @@ def load(source: Any = "tiny", tokenizer: Any = None) -> LanguageModel:
         if tokenizer is not None:
             raise ValueError("tokenizer is for live models: an artifact folder names its own")
         return course_artifacts.load_folder(_find_folder(source))
-    return course_artifacts.load_live(source, tokenizer)
+    return live_models.load_live(source, tokenizer)
 
 
 def _find_folder(source: str | Path) -> Path:
-    shipped = DATA / "models"
-    for folder in (Path(source), shipped / source):
-        if (folder / "config.json").is_file():
+    """The folder under that path, or else the shipped model of that name."""
+    given, shipped = Path(os.path.abspath(Path(source).expanduser())), DATA / "models"
+    for folder in (given, shipped / source):
+        if str(source) and any((folder / name).is_file() for name in DESCRIBE):
             return folder
-    names = sorted(p.parent.name for p in shipped.glob("*/config.json"))
-    raise FileNotFoundError(
+    if not str(source) or not given.exists():
+        raise FileNotFoundError(_nothing_there(source, given))
+    if given.is_file():
+        raise NotADirectoryError(
+            f"{given} is a file; {EXPECTED}: pass the folder that it lies in, {given.parent}"
+        )
+    raise FileNotFoundError(_not_a_model(given))
+
+
+def _nothing_there(source: str | Path, given: Path) -> str:
+    """A name without a folder: what there is instead."""
+    there = _models_in(DATA / "models")
+    said = (
         f"no model {str(source)!r}: neither a folder with a config.json nor one of the shipped "
-        f"models {names}. `git checkout -- data` brings the shipped ones back, "
+        f"models {there}. "
+    )
+    beside = _models_in(given.parent) if str(source) else []
+    if beside:
+        like = difflib.get_close_matches(given.name, beside, 1, 0.5)
+        said += f"{given.parent} has {beside}. " + (f"Did you mean {like[0]!r}? " if like else "")
+    elif missing := [p for p in (*reversed(given.parents), given) if not p.exists()]:
+        said += f"{missing[0]} does not exist. "
+    return said + (
+        "`git checkout -- data` brings the shipped ones back, "
         "`python -m g2c_serving train tiny` trains tiny anew"
     )
+
+
+def _not_a_model(given: Path) -> str:
+    """A folder that is none: whether it is one above."""
+    for above in (given, given / "models", given / "artifacts" / "models"):
+        if names := _models_in(above):
+            return (
+                f"{given} holds models, {EXPECTED}: pass one of {[str(above / n) for n in names]}"
+            )
+    found = sorted(p.name for p in given.iterdir())[:8]
+    return f"{given} has no config.json; found {found}, {EXPECTED}. Save the artifact again"
+
+
+def _models_in(folder: Path) -> list[str]:
+    return sorted(path.parent.name for path in folder.glob("*/config.json"))

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -87,3 +88,32 @@ def confidence_shapes(
         yield "confidence.fc1.b", (units,)
         yield "confidence.fc2.W", (units, 1)
         yield "confidence.fc2.b", (1,)
+
+
+def checked(
+    tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, torch.Tensor]:
+    """Our own float32 copies of the tensors, each of the shape that `shapes` says: detached, on the
+    CPU, in aligned memory. ValueError names the first tensor that is not."""
+    if missing := shapes.keys() - tensors.keys():
+        raise ValueError(f"tensor {min(missing)} is missing")
+    if more := tensors.keys() - shapes.keys():
+        raise ValueError(f"tensor {min(more)} is not one that the sizes ask for")
+    ours = {}
+    for name, shape in shapes.items():
+        tensor = tensors[name]
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            raise ValueError(f"{name} does not hold floating-point numbers")
+        if not tensor.isfinite().all():
+            count = int((~tensor.isfinite()).sum())
+            raise ValueError(f"{name} does not hold finite numbers alone: {count} are inf or nan")
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
+        ours[name] = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+    return ours
+
+
+def end_of_text(tokenizer: Any, chats: bool) -> int | None:
+    """Base models end a text with <|endoftext|>, chat models end a turn with <|end|>."""
+    names = ("<|end|>", "<|endoftext|>") if chats else ("<|endoftext|>", "<|end|>")
+    return next((tokenizer.reserved[n] for n in names if n in tokenizer.reserved), None)
