@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -198,8 +200,22 @@ def test_bad_input():
     for value in (torch.inf, torch.nan):
         with pytest.raises(ValueError, match="inf or nan"):
             encode(torch.full((32,), value), NVFP4)
-    with pytest.raises(ValueError, match="tensor_scale=0"):
-        encode(torch.zeros(32), NVFP4, 0)
+    for scale in (0, -1.0, torch.nan, 1e300, "1", True):
+        with pytest.raises(ValueError, match=re.escape(f"tensor_scale={scale!r} must be")):
+            encode(torch.zeros(32), NVFP4, scale)
+
+
+@pytest.mark.parametrize("call", [encode, rounded])
+def test_what_is_no_float_is_refused(call):
+    """Integers would come back cut to integers, truth values as truth values."""
+    for dtype in (torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn):
+        with pytest.raises(TypeError, match=rf"values of {dtype} .*torch.float16: use .float\(\)"):
+            call(torch.ones(32).to(dtype), NVFP4)
+    with pytest.raises(TypeError, match="values of list must be a tensor"):
+        call([1.0] * 32, NVFP4)
+    for dtype in low_precision.FLOATS:
+        packed = encode(torch.full((32,), 6.0, dtype=dtype), NVFP4)
+        assert decode(packed).eq(6).all()
 
 
 @pytest.mark.parametrize("format", [low_precision.NVFP4, low_precision.MXFP4])

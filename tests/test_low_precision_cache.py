@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import g2c_serving as g
-from g2c_serving.forward.low_precision import MXFP4, NVFP4, decode, encode
+from g2c_serving.forward.low_precision import MXFP4, NVFP4, decode, encode, rounded
 from g2c_serving.forward.low_precision_cache import LowPrecisionCache
 
 PROMPT = list(range(300, 345))
@@ -47,6 +47,17 @@ def test_pages_that_move_are_not_rounded_again():
     before = cache.export_blocks([0], [0])
     cache.import_blocks([3], [0], before)
     assert cache.export_blocks([3], [0]) == before
+
+
+def test_small_blocks_move_as_they_are():
+    """A block of 0.006 gets the smallest scale, 2^-9, and comes back as 3 of it. A sixth of that is
+    a tie of 2^-9 and 0: rounded again, it would be gone."""
+    cache = LowPrecisionCache(1, 2, 4, 1, 16, 2, format=NVFP4)
+    cache.write(0, torch.arange(4), *torch.full((2, 4, 1, 16), 6e-3))
+    once = cache.export_slots(torch.arange(4), [0])
+    assert once.eq(3 * 2.0**-9).all() and rounded(once, NVFP4).eq(0).all()
+    cache.import_slots(torch.arange(4, 8), [0], once)
+    assert torch.equal(cache.export_slots(torch.arange(4, 8), [0]), once)
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp4"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import comb
 
 import numpy as np
 import pytest
@@ -51,6 +52,21 @@ def test_slow_reads_against_random_draws(issued):
         assert read.quantile(share) == pytest.approx(np.quantile(drawn, share), rel=0.03)
 
 
+@pytest.mark.parametrize("factor", [1e3, 1e6, 1e12])
+def test_the_mean_where_slow_reads_take_for_ever(factor):
+    """Beside such reads the others take no time: with k slow ones of eleven it is the (k - 1)th of
+    k that counts, so H(k) - 1 of their means."""
+    slow = 0.01
+    late = sum(
+        comb(11, k) * slow**k * (1 - slow) ** (11 - k) * (harmonic(k) - 1) for k in range(2, 12)
+    )
+    found = Read(ReadTimes(3, 2, slow, factor)).mean()
+    assert found == pytest.approx(3 + 2 * factor * late, rel=3 / factor, abs=8)
+    assert Read(ReadTimes(3, 2, 0, factor)).mean() == pytest.approx(3 + 2 * (harmonic(11) - 1))
+    middle = Read(ReadTimes(3, 2, 0, factor)).quantile(0.5)
+    assert middle == pytest.approx(Read(ReadTimes(3, 2)).quantile(0.5))
+
+
 def test_one_read_more_saves_the_tail():
     """With 1 read in 100 slow, 1 block in 10 of ten meets one; of eleven it takes two."""
     times = ReadTimes(1, 1, slow=0.01, factor=50)
@@ -85,6 +101,8 @@ def test_one_disk_a_block_is_m_m_1():
 def test_bad_input():
     with pytest.raises(ValueError, match="slow=1.5 must be from 0 to 1"):
         ReadTimes(slow=1.5)
+    with pytest.raises(ValueError, match=r"factor=1e\+300 must be from 1 to 1e\+12"):
+        ReadTimes(factor=1e300)
     with pytest.raises(ValueError, match="issued=9"):
         Read(PLAIN, 9)
     with pytest.raises(ValueError, match="share=1 "):

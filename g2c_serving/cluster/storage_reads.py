@@ -15,7 +15,7 @@ finished all the same. Times in ms; DeepSeek's are not disclosed, so these are f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
@@ -42,10 +42,10 @@ class ReadTimes:
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            ("fixed_ms", 0, np.inf),
-            ("mean_ms", 1e-9, np.inf),
+            ("fixed_ms", 0, 1e12),
+            ("mean_ms", 1e-9, 1e12),
             ("slow", 0, 1),
-            ("factor", 1, np.inf),
+            ("factor", 1, 1e12),
         ):
             value = as_number(name, getattr(self, name))
             if not low <= value <= high:
@@ -82,21 +82,24 @@ class Read:
         """The time in ms by which `share` of the blocks are there (0.5 is the median)."""
         if not 0 < as_number("share", share) < 1:
             raise ValueError(f"share={share!r} must lie between 0 and 1")
-        low, high = self.times.fixed_ms, self._end()
-        for _ in range(60):  # halve the interval
+        low, high = self.times.fixed_ms, self.times.fixed_ms + self._end()
+        for _ in range(90):  # halve the interval
             middle = (low + high) / 2
             low, high = (middle, high) if self.back_by(middle) < share else (low, middle)
         return high
 
     def mean(self) -> float:
-        """The mean time in ms: the chance of not being there yet, summed over time."""
-        t = self.times.fixed_ms + (self._end() - self.times.fixed_ms) * np.linspace(0, 1, 4001) ** 2
-        missing = 1 - self.back_by(t)
-        return self.times.fixed_ms + float(np.sum(np.diff(t) * (missing[1:] + missing[:-1]) / 2))
+        """The mean time in ms: the chance of not being there yet, summed over time.
+
+        Over its logarithm, for slow reads may be a million times as long as the others."""
+        t = np.geomspace(1e-9 * self.times.mean_ms, self._end(), 8001)  # beyond the fixed part
+        rest = t * (1 - replace(self, times=replace(self.times, fixed_ms=0.0)).back_by(t))
+        steps = np.diff(np.log(t)) * (rest[1:] + rest[:-1]) / 2
+        return self.times.fixed_ms + float(t[0] + steps.sum())
 
     def _end(self) -> float:
-        """A time by which all is back but for one read in e^40."""
-        return self.times.fixed_ms + 40 * self.times.mean_ms * self.times.factor
+        """So long beyond the fixed part all is back but for one read in e^40."""
+        return 40 * self.times.mean_ms * self.times.factor
 
 
 def under_load(load: ArrayLike, issued: int, needed: int = 10) -> np.ndarray:

@@ -25,7 +25,10 @@ from dataclasses import dataclass
 
 import torch
 
+from g2c_serving.checks import as_number
+
 MAX_ELEMENT, MAX_E4M3 = 6.0, 448.0
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 PIECE = 1 << 16  # numbers encoded at a time: what stays in the processor's cache
 ELEMENTS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])  # by code; bit 3 is the sign
 
@@ -99,13 +102,15 @@ def element_codes(values: torch.Tensor) -> torch.Tensor:
 
 
 def encode(values: torch.Tensor, format: Format, tensor_scale: float = 1.0) -> Packed:
-    """`values` (..., n), any float type, in four bits. Blocks lie along the last dimension.
+    """`values` (..., n), of one of `FLOATS`, in four bits. Blocks lie along the last dimension.
 
-    Raises ValueError where n is no multiple of the block, for infinite or missing values (four bits
-    have neither), and for a tensor scale that is not above 0.
+    Raises TypeError for what is no such tensor; ValueError where n is no multiple of the block, for
+    infinite or missing values (four bits have neither), and for a tensor scale that is not above 0
+    or that float32 does not have.
     """
-    if not 0 < tensor_scale < torch.inf:
-        raise ValueError(f"tensor_scale={tensor_scale} must be a finite number above 0")
+    if not 0 < as_number("tensor_scale", tensor_scale) <= torch.finfo(torch.float32).max:
+        raise ValueError(f"tensor_scale={tensor_scale} must be above 0, and a float32 can hold it")
+    _require_floats(values)
     if values.numel() and not all(end.isfinite() for end in values.aminmax()):
         raise ValueError("values hold inf or nan, which four bits cannot: mask them first")
     ends = [end.float() / tensor_scale for end in values.aminmax()] if values.numel() else []
@@ -118,6 +123,7 @@ def encode(values: torch.Tensor, format: Format, tensor_scale: float = 1.0) -> P
 
 def _encode(values: torch.Tensor, format: Format, tensor_scale: float = 1.0) -> Packed:
     """As `encode`, without a look at the values: that would make the host wait for a device."""
+    _require_floats(values)
     blocks = _in_blocks(values, format)  # (M, block)
     some = blocks.split(PIECE // format.block)
     pieces = [_encode_blocks(piece.float() / tensor_scale, format) for piece in some]
@@ -154,6 +160,13 @@ def tensor_scale_of(values: torch.Tensor) -> float:
     """NVFP4's scale of a whole tensor: its largest block gets the largest E4M3 scale."""
     scale = float(values.abs().amax()) / (MAX_ELEMENT * MAX_E4M3)
     return max(scale, torch.finfo(torch.float32).tiny) if scale else 1.0  # float32 divides by it
+
+
+def _require_floats(values: torch.Tensor) -> None:
+    dtype = getattr(values, "dtype", type(values).__name__)
+    if dtype not in FLOATS:
+        names = ", ".join(str(one) for one in FLOATS)
+        raise TypeError(f"values of {dtype} must be a tensor of one of {names}: use .float()")
 
 
 def _in_blocks(values: torch.Tensor, format: Format) -> torch.Tensor:
