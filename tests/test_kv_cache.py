@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from g2c_serving.forward.attention import attend, plan_groups
+from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.kv_cache import KVCache
 
 LAYERS, BLOCKS, SIZE, HEADS, DIM = 3, 6, 4, 2, 8
@@ -52,3 +54,26 @@ def test_all_sources_are_read_before_anything_is_written():
     assert torch.equal(cache.keys[:, 1], before.keys[:, 0])
     assert torch.equal(cache.values[:, 2], before.values[:, 1])
     cache.copy([])
+
+
+def test_half_precision_pages_are_attended_in_float32():
+    """The result is that of float64, rounded once: within one step of bfloat16."""
+    cache, generator = filled(torch.bfloat16), torch.Generator().manual_seed(1)
+    keys, values = cache.read(1, torch.tensor([4, 1]))
+    assert keys.dtype == values.dtype == torch.float32
+    assert torch.equal(keys, cache.keys[1, [4, 1]].float())
+    assert torch.equal(values, cache.values[1, [4, 1]].float())
+    lengths, tables = (7, 3, 6), ([4, 1], [0], [5, 2])
+    chunks = [([1], length - 1) for length in lengths]
+    q = torch.randn(len(lengths), HEADS, DIM, generator=generator).bfloat16()
+    batch = build_batch(chunks, tables, SIZE, range(len(lengths)))
+    got = attend(q, 1, cache, plan_groups(batch, cache))
+    assert got.dtype == torch.bfloat16
+    for row, length, table in zip(range(len(lengths)), lengths, tables, strict=True):
+        pages = [
+            pool[1, table].flatten(0, 1)[:length].double() for pool in (cache.keys, cache.values)
+        ]
+        k, v = (page.transpose(0, 1) for page in pages)  # (H, T, d)
+        weights = (k @ q[row].double()[..., None] / DIM**0.5).softmax(1)  # (H, T, 1)
+        exact = (weights * v).sum(1).flatten()
+        assert ((got[row].double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-6).all()

@@ -433,3 +433,16 @@ def test_a_sum_that_misses_top_p_by_a_millionth_reaches_it(miss, kept):
     logits = torch.tensor([[0.5 - miss, 0.3, 0.2 + miss]], dtype=torch.float64).log()
     weights = integer_weights(logits, settings(1, top_p=0.8))
     assert (weights > 0).sum() == kept
+
+
+def test_greedy_rows_weigh_the_same_with_and_without_a_sampled_one_beside_them():
+    """Where all rows are greedy the weights are written down at once."""
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(3)).round(decimals=1)
+    logits[2, [9, 4]] = 8.0  # equal ones
+    mixed = replace(settings(6, temperature=0), temperature=np.array([0, 0, 0, 0, 0, 1.0]))
+    alone = integer_weights(logits[:5], settings(5, temperature=0))
+    assert torch.equal(alone, integer_weights(logits, mixed)[:5])
+    assert alone[2].nonzero().tolist() == [[4]]
+    logits[3] = -torch.inf
+    tokens = sample(logits[:5], settings(5, temperature=0)).tolist()
+    assert tokens[2:4] == [4, NOTHING_LEFT]

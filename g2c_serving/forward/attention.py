@@ -43,7 +43,7 @@ class Group:
 
 def plan_groups(batch: ForwardBatch, cache: KVCache) -> list[Group]:
     """Cut the batch into groups; its order decides them, so sort it by new tokens and context."""
-    dtype, cuts = cache.keys.dtype, _cuts(batch, cache, batch.context_lens)
+    dtype, cuts = cache.read_dtype, _cuts(batch, cache, batch.context_lens)
     return [_group(batch, first, last, cache.block_size, dtype) for first, last in cuts]
 
 
@@ -64,8 +64,9 @@ def attend(q: torch.Tensor, layer: int, cache: KVCache, groups: list[Group]) -> 
     Scores are scaled by 1 / sqrt(d). The new tokens' keys and values are written before. The pages
     may have fewer heads, H / G: then G queries in a row share each (grouped-query attention).
     """
-    outputs = [_attend_group(q[g.start : g.stop], layer, cache, g) for g in groups]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    wide = q.to(cache.read_dtype)
+    outputs = [_attend_group(wide[g.start : g.stop], layer, cache, g) for g in groups]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).to(q.dtype)
 
 
 def _attend_group(q: torch.Tensor, layer: int, cache: KVCache, g: Group) -> torch.Tensor:
@@ -150,7 +151,7 @@ def _window_group(
     keys = (columns[:, :, None] * cache.block_size + offsets).view(size, 1, 1, num_keys)
     first_key = on_device(starts, positions.device).view(size, 1, 1, 1)
     hidden = (keys > positions) | (keys < torch.maximum(positions - window + 1, first_key))
-    mask = cache.keys.new_zeros(hidden.shape)
+    mask = torch.zeros(hidden.shape, dtype=cache.read_dtype, device=hidden.device)
     # A kernel may take the keys tile by tile, and here a whole tile can be hidden: minus infinity
     # less itself is no number, so the mask is finite.
     mask.masked_fill_(hidden, torch.finfo(mask.dtype).min)

@@ -50,10 +50,22 @@ class KVCache:
         self.gather_blocks = max(GATHER_BYTES // block_bytes, max_blocks_per_request)
         self._key_buffer = self.keys.new_empty((self.gather_blocks, *shape[2:]))
         self._value_buffer = torch.empty_like(self._key_buffer)
+        self._wide = torch.empty(0)
+        if self.read_dtype != dtype:
+            self._wide = self.keys.new_empty((2, *self._key_buffer.shape), dtype=self.read_dtype)
 
     @property
     def num_layers(self) -> int:
         return self.keys.shape[0]
+
+    @property
+    def read_dtype(self) -> torch.dtype:
+        """What `read` gives: on a CPU float32 at least, since torch's attention over half-precision
+        numbers takes several times as long there."""
+        dtype = self.keys.dtype
+        return (
+            torch.promote_types(dtype, torch.float32) if self.keys.device.type == "cpu" else dtype
+        )
 
     @property
     def bytes_per_token(self) -> int:
@@ -71,11 +83,14 @@ class KVCache:
     def read(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of blocks (M,), M at most `gather_blocks`: two (M, block_size, H, d).
 
-        They lie in buffers that the next read overwrites.
+        They lie in buffers that the next read overwrites, as `read_dtype`.
         """
         keys, values = self._key_buffer[: len(blocks)], self._value_buffer[: len(blocks)]
         torch.index_select(self.keys[layer], 0, blocks, out=keys)
         torch.index_select(self.values[layer], 0, blocks, out=values)
+        if len(self._wide):
+            wide_keys, wide_values = self._wide[:, : len(blocks)]
+            return wide_keys.copy_(keys), wide_values.copy_(values)
         return keys, values
 
     def clear(self, blocks: Sequence[int]) -> None:

@@ -159,6 +159,10 @@ def integer_weights(
 
     The largest of a row is 2^32 whatever the others are, so there is no sum of floats in it.
     """
+    top_k = np.where(batch.temperature == 0, 1, batch.top_k)
+    if (top_k == 1).all():  # the largest alone stays, and its weight is known
+        only = torch.zeros(scores.shape, dtype=torch.int64, device=scores.device)
+        return only.scatter_(1, scores.argmax(-1, keepdim=True), 2**WEIGHT_BITS)
     clipped = batch.temperature.clip(MIN_TEMPERATURE, MAX_TEMPERATURE)
     temperature = on_device(clipped, scores.device).to(scores.dtype)
     best = scores.amax(-1) if best is None else best
@@ -166,7 +170,6 @@ def integer_weights(
     scaled /= temperature[:, None]  # (M, V)
     scaled.clamp_(min=NO_WEIGHT)  # minus infinity too: exp is slow where it underflows
     weights = scaled.exp_().mul_(2.0**WEIGHT_BITS).round_().long()
-    top_k = np.where(batch.temperature == 0, 1, batch.top_k)
     return _filter(weights, scores, top_k, np.rint(batch.top_p * TOP_P_UNIT).astype(np.int64))
 
 
