@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import g2c_serving as g
-from g2c_serving.forward.low_precision import MXFP4, NVFP4
+from g2c_serving.forward.low_precision import MXFP4, NVFP4, encode
 from g2c_serving.lab import four_bits
 from g2c_serving.lab.four_bits import compare, held_out, measured, relative_error
 from g2c_serving.lab.scoring import CourseModel
@@ -75,5 +75,10 @@ def test_the_error_of_normal_numbers():
 def test_bytes_of_a_token_and_the_picture(lm):
     found = four_bits.bytes_per_token(lm)
     assert list(found.values()) == [8192, 4096, 1152, 1088]
+    real = four_bits.tensors_by_layer(lm)  # (N, H, d) a layer
+    for name, format in ((name, format) for name in found for format in (NVFP4, MXFP4)):
+        if name == f"{format.name}, packed":
+            pages = [encode(layer, format) for kind in ("keys", "values") for layer in real[kind]]
+            assert sum(page.nbytes for page in pages) == found[name] * len(real["keys"][0])
     picture = four_bits.layer_picture(lm)
     assert "keys 9." in picture.text and "feed-forward weights" in picture.text

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from g2c_serving.forward.kv_cache import KVCache
-from g2c_serving.forward.low_precision import MXFP4, NVFP4, Format, rounded
+from g2c_serving.forward.low_precision import MXFP4, NVFP4, Format, encode, rounded
 
 CACHE_FORMATS = {"nvfp4": NVFP4, "mxfp4": MXFP4}  # by the names that EngineConfig takes
 
@@ -38,9 +38,10 @@ class LowPrecisionCache(KVCache):
 
     @property
     def packed_bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values over all layers, packed with their scales."""
-        numbers = self.bytes_per_token // self.keys.element_size()
-        return int(numbers * self.format.bits) // 8
+        """Bytes of one token's keys and values over all layers, as `encode` packs them: two numbers
+        a byte, and the scales."""
+        layers, _, _, heads, head_dim = self.keys.shape
+        return encode(torch.zeros(2, layers, heads, head_dim), self.format).nbytes
 
     def write(
         self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor

@@ -21,6 +21,7 @@ import torch
 from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.low_precision import MXFP4, NVFP4, Format, rounded
+from g2c_serving.forward.low_precision_cache import LowPrecisionCache
 from g2c_serving.forward.model import Transformer
 from g2c_serving.lab import plots
 from g2c_serving.lab.plots import Blocks, Picture, source_note
@@ -145,11 +146,17 @@ def effects(lm: LanguageModel) -> list[Effect]:
     return [compare(name, logits["float32"], some, ids) for name, some in logits.items()]
 
 
-def bytes_per_token(lm: LanguageModel) -> dict[str, float]:
-    """Of keys and values over all layers: float32, half precision, and packed with their scales."""
-    numbers = 2 * lm.config.num_layers * lm.config.embedding_dim
-    packed = {format.name: numbers * format.bits / 8 for format in (NVFP4, MXFP4)}
-    return {"float32": 4.0 * numbers, "half precision": 2.0 * numbers, **packed}
+def bytes_per_token(lm: LanguageModel) -> dict[str, int]:
+    """Of keys and values over all layers. An engine's pages are as wide as the model computes, also
+    where what they hold is rounded; what is packed, two numbers a byte and the scales, is counted.
+    """
+    wide = lm.model.new_cache(1, BLOCK).bytes_per_token
+    found = {"float32, as in the engine's pages": wide, "half precision": wide // 2}
+    for format in (NVFP4, MXFP4):
+        cache = lm.model.with_cache_format(format).new_cache(1, BLOCK)
+        assert isinstance(cache, LowPrecisionCache)
+        found[f"{format.name}, packed"] = cache.packed_bytes_per_token
+    return found
 
 
 @cache
