@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -164,17 +165,25 @@ def test_inflate_keeps_the_logits_and_reaches_its_size():
         g.inflate(lm, megabytes=0.01)
 
 
-@pytest.mark.parametrize("gelu", [False, True])
+ORACLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda y: y,
+    "gelu": lambda y: y * (1 + torch.erf(y / 2**0.5)) / 2,
+    "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),
+    "silu": lambda y: y * torch.sigmoid(y),
+}
+
+
+@pytest.mark.parametrize("activation", ORACLES)
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 64, 65])
-def test_the_linear_layer_is_f_linear(rows, gelu):
-    """Right values: torch's F.linear and F.gelu in float64."""
+def test_the_linear_layer_is_f_linear(rows, activation):
+    """Right values: torch's F.linear and activations in float64."""
     generator = torch.Generator().manual_seed(rows)
     x, weight, bias = (
         torch.randn(shape, generator=generator) for shape in ((rows, 40), (40, 70), 70)
     )
     expected = F.linear(x.double(), weight.T.double(), bias.double())
-    expected = F.gelu(expected) if gelu else expected
-    found = Linear(weight, bias)(x, gelu=gelu)
+    expected = ORACLES[activation](expected)
+    found = Linear(weight, bias, activation)(x)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
 
 

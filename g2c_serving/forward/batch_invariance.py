@@ -35,6 +35,7 @@ from g2c_serving.forward.tiled_attention import (
     TiledAttention,
     TileKernel,
     aligned,
+    attend_tiles,
     flash,
     one_by_one,
     plan_pieces,
@@ -125,12 +126,14 @@ def try_rows(model: Transformer) -> list[int]:
     """The sizes of `ROWS` at which all that the model does row by row gives the same bits."""
 
     def run(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        return torch.cat([f(*(x, seen)[:count]) for f, count in model.row_functions()], 1)
+        return torch.cat([f(*(x, seen)[: len(w)]) for f, w in model.row_functions()], 1)
 
+    widths = model.config.embedding_dim, model.config.attention_dim
     sizes, seed, results = [size for size in ROWS if _in_vectors(model, size)], 0, 0
     while sizes and results < ENOUGH[model.dtype]:
-        inputs = _random(seed, 2, ROWS[0], model.config.embedding_dim).to(model.dtype)
-        sizes = agreeing(run, tuple(inputs), sizes)
+        both = _random(seed, 2, ROWS[0], max(widths)).to(model.dtype)
+        inputs = [x[:, :width].contiguous() for x, width in zip(both, widths, strict=True)]
+        sizes = agreeing(run, inputs, sizes)
         seed, results = seed + 1, results + run(*inputs).numel()
     return sizes or [1]
 
@@ -139,22 +142,23 @@ def _in_vectors(model: Transformer, size: int) -> bool:
     """Whether the activations of a tile fill whole vectors of one thread. torch computes what is
     left over at the end of a thread's share by another formula, for a few numbers only, on which
     a trial might not hit. A packed linear layer has its activation built in."""
-    widths = [len(block.up.weight) for block in model.blocks if block.up.packed is None]
+    layers = [block.activated for block in model.blocks]
+    widths = [layer.shape[0] for layer in layers if layer.packed is None]
     return all(size * width % VECTOR == 0 and size * width < SHARE for width in widths)
 
 
 def try_queries(model: Transformer) -> tuple[TileKernel, list[int]]:
     """A kernel to which it is the same whether a tile of keys comes alone or among others, and the
     sizes of `QUERIES` at which it gives the same bits."""
-    heads, d, dtype = model.config.num_heads, model.config.head_dim, precision_of(model.dtype)
-    queries = _random(0, QUERIES[0], heads, d).to(dtype)
-    keys, values = _random(1, 2, 5, KEYS, heads, d).to(dtype).transpose(2, 3)
+    d, dtype = model.config.head_dim, precision_of(model.dtype)
+    queries = _random(0, QUERIES[0], model.config.num_heads, d).to(dtype)
+    keys, values = _random(1, 2, 5, KEYS, model.config.num_kv_heads, d).to(dtype).transpose(2, 3)
 
     def attend(q: torch.Tensor, kernel: TileKernel, first: int, last: int) -> torch.Tensor:
         """What queries (Q, H, d) see in these tiles, (Q, last - first, H, d + 1)."""
-        q = aligned(q).repeat(last - first, 1, 1, 1)[..., :d].transpose(1, 2)
-        mask = q.new_zeros(len(q), 1, q.shape[2], KEYS)
-        seen, weight = kernel(q, keys[first:last], values[first:last], mask)
+        q = aligned(q).repeat(last - first, 1, 1, 1)
+        mask = q.new_zeros(len(q), 1, q.shape[1], KEYS)
+        seen, weight = attend_tiles(kernel, q, keys[first:last], values[first:last], mask)
         return torch.cat((seen, weight.unsqueeze(-1)), -1).permute(2, 0, 1, 3)
 
     for kernel in (flash, one_by_one):

@@ -29,11 +29,11 @@ class DraftModel(Transformer):
         if self.has_confidence:
             names = ("fc1.W", "fc1.b", "fc2.W", "fc2.b")
             w1, b1, w2, b2 = (weights[f"confidence.{n}"].to(device, dtype) for n in names)
-            self.hidden, self.confidence = Linear(w1, b1), Linear(w2, b2)
+            self.hidden, self.confidence = Linear(w1, b1, "gelu"), Linear(w2, b2)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         seen = self.norm(x)  # (M, D)
         if not self.has_confidence:
             return self.head(seen)
-        confidence = self.confidence(self.hidden(seen, gelu=True))  # (M, 1)
+        confidence = self.confidence(self.hidden(seen))  # (M, 1)
         return torch.cat((self.head(seen), confidence), dim=-1)

@@ -29,7 +29,9 @@ def inflate(lm: LanguageModel, megabytes: float, seed: int = 0) -> LanguageModel
     if megabytes <= now:
         raise ValueError(f"megabytes={megabytes} is not above the {now:.1f} MB that {lm.name} has")
     dim, first = lm.config.embedding_dim, lm.config.num_layers
-    units = (megabytes - now) * 1e6 / 4 / (2 * dim + 1)  # hidden units to add, each with a bias
+    wide = ["fc1", "gate"] if lm.config.gated else ["fc1"]
+    # hidden units to add, each with its biases
+    units = (megabytes - now) * 1e6 / 4 / ((len(wide) + 1) * dim + len(wide))
     count = max(1, round(units / INFLATE_WIDTH))
     hidden = max(1, round(units / count))
     generator = torch.Generator().manual_seed(seed)
@@ -37,12 +39,14 @@ def inflate(lm: LanguageModel, megabytes: float, seed: int = 0) -> LanguageModel
     for i in range(first, first + count):
         weights |= {
             f"blocks.{i}.ln2.gamma": torch.ones(dim),
-            f"blocks.{i}.ln2.beta": torch.zeros(dim),
-            f"blocks.{i}.ffn.fc1.W": torch.randn(dim, hidden, generator=generator) * dim**-0.5,
-            f"blocks.{i}.ffn.fc1.b": torch.zeros(hidden),
+            f"blocks.{i}.ln2.beta": torch.zeros(dim),  # unused by an RMS norm
             f"blocks.{i}.ffn.fc2.W": torch.zeros(hidden, dim),
             f"blocks.{i}.ffn.fc2.b": torch.zeros(dim),
         }
+        for name in wide:
+            random = torch.randn(dim, hidden, generator=generator)
+            weights[f"blocks.{i}.ffn.{name}.W"] = random * dim**-0.5
+            weights[f"blocks.{i}.ffn.{name}.b"] = torch.zeros(hidden)
     config = dataclasses.replace(lm.config, num_layers=first + count)
     name = f"{lm.name} inflated to {megabytes:g} MB"
     return dataclasses.replace(lm, name=name, config=config, weights=weights)

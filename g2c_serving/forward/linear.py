@@ -4,12 +4,15 @@ On x86 processors oneDNN can reorder a float32 weight once, at load, into the la
 kernel reads best. With such a weight 2 to 8 rows cost about as much as one, which is the whole
 point of a batch. The operator is private to torch, so it is used only where it exists and agrees
 with `F.linear` on a probe; everywhere else (Apple silicon, GPUs, float64, bfloat16) the layer is
-`F.linear`.
+`F.linear`. A large weight is then kept in that layout alone.
 
 Plays the part of DeepGEMM, the matrix library that DeepInfer calls. Left out: low precision.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,42 +22,65 @@ ONE_ROW_BYTES = (
     4 << 20
 )  # up to this size one row alone is faster unpacked (a matrix-vector product)
 
+Activation = Callable[[torch.Tensor], torch.Tensor]
+# Each as torch computes it, and under its two names in oneDNN, which applies it within the kernel.
+ACTIVATIONS: dict[str, tuple[Activation, tuple[str, str]]] = {
+    "none": (lambda y: y, ("none", "")),
+    "gelu": (F.gelu, ("gelu", "none")),
+    "gelu_tanh": (partial(F.gelu, approximate="tanh"), ("gelu", "tanh")),  # GPT-2's own
+    "silu": (F.silu, ("swish", "")),
+}
+
 
 class Linear:
-    """y = x @ weight + bias, then optionally exact GELU.
+    """y = activation(x @ weight + bias).
 
     weight (in, out) and bias (out,) as the parent course stores them; x (N, in), y (N, out).
+    activation  one of ACTIVATIONS
+    pack        whether to look for the faster kernel
+    keep_plain  a small weight stays as it is beside the packed one, for one row alone
+    `shape` is (out, in); `weight` (out, in) is None where only the packed one is kept.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight = weight.T  # (out, in), a view
-        self.bias = bias
-        self.packed = _pack(self.weight)
-        self._one_row_plain = weight.numel() * weight.element_size() <= ONE_ROW_BYTES
-        if self.packed is not None and not self._agrees():
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str = "none",
+        *,
+        pack: bool = True,
+        keep_plain: bool = True,
+    ) -> None:
+        self.weight: torch.Tensor | None = weight.T  # (out, in), a view
+        self.bias, self.shape = bias, self.weight.shape
+        self.activate, self._fused = ACTIVATIONS[activation]
+        self.packed = _pack(self.weight) if pack else None
+        if self.packed is not None and not self._agrees(self.weight):
             self.packed = None
+        small = weight.numel() * weight.element_size() <= ONE_ROW_BYTES
+        self._one_row_plain = small and keep_plain
+        if self.packed is not None and not self._one_row_plain:
+            self.weight = None
 
-    def __call__(self, x: torch.Tensor, gelu: bool = False) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed is None or (x.shape[0] == 1 and self._one_row_plain):
-            y = F.linear(x, self.weight, self.bias)  # (N, out)
-            return F.gelu(y) if gelu else y
-        return self._packed_linear(x, gelu)
+            assert self.weight is not None
+            return self.activate(F.linear(x, self.weight, self.bias))  # (N, out)
+        return self._packed_linear(x)
 
-    def _packed_linear(self, x: torch.Tensor, gelu: bool) -> torch.Tensor:
-        activation, algorithm = ("gelu", "none") if gelu else ("none", "")
-        return torch.ops.mkldnn._linear_pointwise(
-            x, self.packed, self.bias, activation, [], algorithm
-        )
+    def _packed_linear(self, x: torch.Tensor) -> torch.Tensor:
+        name, algorithm = self._fused
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, name, [], algorithm)
 
-    def _agrees(self) -> bool:
+    def _agrees(self, weight: torch.Tensor) -> bool:
         """Whether the packed kernel gives what F.linear gives, on a fixed probe of 2 rows."""
-        probe = torch.linspace(-1, 1, 2 * self.weight.shape[1]).view(2, -1)  # (2, in)
-        plain = F.linear(probe, self.weight, self.bias)
+        probe = torch.linspace(-1, 1, 2 * weight.shape[1]).view(2, -1)  # (2, in)
+        plain = self.activate(F.linear(probe, weight, self.bias))
         try:
-            packed = self._packed_linear(probe, gelu=True)
+            packed = self._packed_linear(probe)
         except (AttributeError, RuntimeError, TypeError):
             return False
-        return torch.allclose(packed, F.gelu(plain), rtol=1e-4, atol=1e-4)
+        return torch.allclose(packed, plain, rtol=1e-4, atol=1e-4)
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor | None:

@@ -168,7 +168,7 @@ class TiledAttention:
         wide = aligned(q.to(precision_of(q.dtype)))
         out = wide.new_empty(n, heads * d)
         for p in plan:
-            seen, log_weight = self._attend(wide, d, layer, cache, p)
+            seen, log_weight = self._attend(wide, layer, cache, p)
             mixed = add_up(seen, log_weight).transpose(1, 2).reshape(-1, heads * d)  # (S * count,)
             if len(p.rows) == n and p.real is None:  # all rows, in their order
                 out = mixed
@@ -177,22 +177,21 @@ class TiledAttention:
         return out.to(q.dtype)
 
     def _attend(
-        self, q: torch.Tensor, d: int, layer: int, cache: KVCache, p: Pieces
+        self, q: torch.Tensor, layer: int, cache: KVCache, p: Pieces
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What each query sees in each tile, (S, T, H, count, d), and the tile's weight."""
         seen, log_weight = [], []
         for some in p.gathers:
             keys = self._read(0, cache.keys[layer], some.units, p.unit).to(q.dtype)
             values = self._read(1, cache.values[layer], some.units, p.unit).to(q.dtype)
-            queries = q[some.queries].transpose(1, 2)[..., :d]  # (B, H, Q, d)
-            found = self.kernel(queries, keys, values, some.mask)
+            found = attend_tiles(self.kernel, q[some.queries], keys, values, some.mask)
             seen.append(found[0][:, :, : p.count])
             log_weight.append(found[1][:, :, : p.count])
         tiles = (-1, p.tiles)
         return torch.cat(seen).unflatten(0, tiles), torch.cat(log_weight).unflatten(0, tiles)
 
     def _read(self, which: int, pool: torch.Tensor, units: torch.Tensor, unit: int) -> torch.Tensor:
-        """Tiles (B, H, KEYS, d) of a pool (blocks, block_size, H, d), good until the next call."""
+        """Tiles (B, K, KEYS, d) of a pool (blocks, block_size, K, d), good until the next call."""
         heads, d = pool.shape[2:]
         size = len(units) * unit * heads * d
         if self._buffers.shape[1] < size or self._buffers.dtype != pool.dtype:
@@ -200,6 +199,30 @@ class TiledAttention:
         gathered = self._buffers[which, :size].view(-1, unit, heads, d)
         torch.index_select(pool.view(-1, unit, heads, d), 0, units, out=gathered)
         return gathered.view(-1, KEYS, heads, d).transpose(1, 2)
+
+
+def attend_tiles(
+    kernel: TileKernel,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `kernel` gives, (B, H, Q, d) and (B, H, Q), for aligned q (B, Q, H, d or a bit more).
+
+    keys, values (B, K, KEYS, d), mask (B, 1, Q, KEYS). Where a head of keys is shared by H / K
+    query heads, its queries stand in it one head after the other.
+    """
+    heads, shared, d = q.shape[2], keys.shape[1], keys.shape[3]
+    if heads == shared:
+        return kernel(q.transpose(1, 2)[..., :d], keys, values, mask)
+    q = q.unflatten(2, (shared, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # (B, K, H / K * Q, d)
+    rows = mask.repeat(1, 1, heads // shared, 1)  # (B, 1, H / K * Q, KEYS)
+    seen, log_weight = kernel(q[..., :d], keys, values, rows)
+    return (
+        seen.unflatten(2, (heads // shared, -1)).flatten(1, 2),
+        log_weight.unflatten(2, (heads // shared, -1)).flatten(1, 2),
+    )
 
 
 def flash(

@@ -16,14 +16,17 @@ from g2c_serving.lab.one_user import refuse_windows
 
 
 class PlainLinear:
-    """y = x @ weight + bias by `F.linear`, then optionally exact GELU; weight (in, out)."""
+    """y = x @ weight + bias by `F.linear`, then exact GELU if `activation` says so; weight
+    (in, out)."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight, self.bias = weight.T, bias  # (out, in)
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "none"
+    ) -> None:
+        self.weight, self.bias, self.gelu = weight.T, bias, activation == "gelu"  # (out, in)
 
-    def __call__(self, x: torch.Tensor, gelu: bool = False) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = F.linear(x, self.weight, self.bias)
-        return F.gelu(y) if gelu else y
+        return F.gelu(y) if self.gelu else y
 
 
 class DenseModel:
@@ -54,7 +57,7 @@ class DenseModel:
     ) -> dict[str, PlainLinear | Linear]:
         w, name = self.weights, f"blocks.{i}"
         block = {
-            "up": linear(w[f"{name}.ffn.fc1.W"], w[f"{name}.ffn.fc1.b"]),
+            "up": linear(w[f"{name}.ffn.fc1.W"], w[f"{name}.ffn.fc1.b"], "gelu"),
             "down": linear(w[f"{name}.ffn.fc2.W"], w[f"{name}.ffn.fc2.b"]),
         }
         if f"{name}.attn.q_proj.W" in w:
@@ -76,7 +79,7 @@ class DenseModel:
                 qkv = block["qkv"](self._norm(x, f"blocks.{i}.ln1"))
                 x = x + block["out"](self._attend(qkv.view(size, new, 3, -1), layer))
                 layer += 1
-            x = x + block["down"](block["up"](self._norm(x, f"blocks.{i}.ln2"), gelu=True))
+            x = x + block["down"](block["up"](self._norm(x, f"blocks.{i}.ln2")))
         self.length += new
         return self.head(self._norm(x.view(size, new, -1)[:, -1], "ln_final"))
 

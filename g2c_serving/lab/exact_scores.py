@@ -66,10 +66,7 @@ def perplexities(model: Transformer, texts: Sequence[Sequence[int]], company: in
 
 def other_kernel(lm: LanguageModel) -> Transformer:
     """The same weights through torch's own linear layer, never the packed one."""
-    model = Transformer(lm.config, lm.weights)
-    for layer in linears(model):
-        layer.packed = None
-    return model
+    return Transformer(lm.config, lm.weights, pack=False)
 
 
 def with_a_fault(lm: LanguageModel, share: float = 1e-6) -> Transformer:
@@ -85,7 +82,7 @@ def linears(model: Transformer) -> list[Linear]:
     """All linear layers of a model."""
     found = [model.head]
     for block in model.blocks:
-        found += [block.up, block.down]
+        found += [block.up, block.down, *([] if block.gate is None else [block.gate])]
         if block.attention is not None:
             found += [block.attention.qkv, block.attention.out]
     return found

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.forward.model import LAYER_NORM_EPS, Transformer
+from g2c_serving.forward.model import Transformer
 
 BLOCK = 16
 
@@ -98,4 +98,4 @@ class CourseModel:
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         gamma, beta = self.weights[f"{name}.gamma"], self.weights[f"{name}.beta"]
-        return F.layer_norm(x, gamma.shape, gamma, beta, LAYER_NORM_EPS)
+        return F.layer_norm(x, gamma.shape, gamma, beta)
