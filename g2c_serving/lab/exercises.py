@@ -52,7 +52,8 @@ def check(name: str, answer: Any) -> Verdict:
 
 # each registers the exercises of its notebooks
 _PAGES = (
-    "batching", "paging", "sampling", "speculation", "tokens", "async", "infrastructure", "numbers",
+    "batching", "paging", "sampling", "speculation", "tokens", "async", "infrastructure", "storage",
+    "numbers",
 )  # fmt: skip
 for _page in _PAGES:
     importlib.import_module(f"g2c_serving.lab.exercises_{_page}")

@@ -24,20 +24,18 @@ from g2c_serving.forward.low_precision import MXFP4, NVFP4, Format, rounded
 from g2c_serving.forward.low_precision_cache import LowPrecisionCache
 from g2c_serving.forward.model import Transformer
 from g2c_serving.lab import plots
+from g2c_serving.lab.held_out import held_out_rows
 from g2c_serving.lab.plots import Blocks, Picture, source_note
 from g2c_serving.lab.scoring import BLOCK, logits_of
 from g2c_serving.lab.table import Table
-from g2c_serving.train.batches import batch as corpus_rows
 
-HELD_OUT_SEED = 9_000_000  # of the corpus; the model was trained on seed 0
 TEXTS, LENGTH = 8, 192
 KINDS = ("keys", "values", "feed-forward weights")
 
 
 def held_out(lm: LanguageModel) -> list[list[int]]:
     """Texts that no training has seen."""
-    rows = corpus_rows(lm.tokenizer, HELD_OUT_SEED, 0, TEXTS, LENGTH, drills=0)
-    return rows[:, :LENGTH].tolist()
+    return held_out_rows(lm, TEXTS, LENGTH)[:, :LENGTH].tolist()
 
 
 def with_rounded_weights(lm: LanguageModel, format: Format, part: str = ".ffn.") -> LanguageModel:

@@ -25,12 +25,11 @@ from g2c_serving.forward.checkpoints import load
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.low_precision import Format
 from g2c_serving.forward.model import ModelConfig, Transformer
-from g2c_serving.train.batches import batch as corpus_rows
+from g2c_serving.lab.held_out import held_out_rows
 
 MODEL = "tiny-window"
 LENGTHS = tuple(range(0, 161, 4))
 CONTEXTS, HIT, FOLLOWING = 8, 320, 32  # texts, tokens of each in the hit, tokens compared after it
-HELD_OUT_SEED = 9_000_000  # of the corpus; the model was trained on seed 0
 BLOCK_SIZE = 16
 
 
@@ -133,7 +132,7 @@ def measure_replay(
         raise ValueError(f"lengths from {min(lengths)} to {max(lengths)}: a hit of {hit} tokens "
                          f"can replay 0 to {hit}")  # fmt: skip
     size = hit + following
-    texts = corpus_rows(lm.tokenizer, HELD_OUT_SEED, 0, contexts, size, drills=0)[:, :size]
+    texts = held_out_rows(lm, contexts, size)[:, :size]
     runs = Contexts(lm, texts.tolist(), hit, dtype)
     found = [_compare(runs, length) for length in lengths]
     columns = [np.array(column) for column in zip(*found, strict=True)]

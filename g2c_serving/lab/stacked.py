@@ -30,11 +30,11 @@ import torch
 from g2c_serving.forward.checkpoints import load
 from g2c_serving.forward.draft_model import DraftModel
 from g2c_serving.forward.low_precision import NVFP4
-from g2c_serving.lab.replay_errors import HELD_OUT_SEED, MODEL, Contexts
+from g2c_serving.lab.held_out import held_out_rows
+from g2c_serving.lab.replay_errors import MODEL, Contexts
 from g2c_serving.lab.resampled import Mean, mean
 from g2c_serving.lab.scoring import logits_of
 from g2c_serving.sample.speculation import GUARD
-from g2c_serving.train.batches import batch as corpus_rows
 
 NAMES = ("replay", "guard", "FP4 cache")
 TEXTS, HIT, FOLLOWING = 32, 192, 32  # texts, tokens of each in the hit, tokens compared after it
@@ -100,7 +100,7 @@ def measured(texts: int = TEXTS) -> Mapping[Choice, Distance]:
     """All eight choices on so many texts; measured once a session, some seconds for 32."""
     lm = load(MODEL)
     size = HIT + FOLLOWING
-    rows = corpus_rows(lm.tokenizer, HELD_OUT_SEED, 0, texts, size, drills=0)  # (C, size + 1)
+    rows = held_out_rows(lm, texts, size)  # (C, size + 1)
     ids, after = rows[:, :size].tolist(), rows[:, HIT + 1 :]
     target, q = _target(ids), _drafts(ids)
     exact = target[False, False]
