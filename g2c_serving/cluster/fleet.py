@@ -2,7 +2,7 @@
 
 A user sees one request id and one stream of outputs, whichever engines the request has been on. For
 each request the fleet keeps a ticket: what it was when it came, and the last output of each sample.
-Whoever holds the ticket can let any engine go on with the request (`handover.Handover.after`): what
+Whoever holds the ticket can let any engine go on with the request (`parcel.Handover.after`): what
 was told stays, and what was computed but never told is drawn again, the same.
 
 `failover.py` and `two_pools.py` move requests by it. What an engine has said is noted before
@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from g2c_serving.cluster.handover import Handover, admit, check, export, parcel
+from g2c_serving.cluster.handover import admit, check, export
 from g2c_serving.cluster.likeness import draws, num_drafts, pool_tokens
+from g2c_serving.cluster.parcel import Handover, parcel
 from g2c_serving.engine import Engine
 from g2c_serving.intake import AnyPrompt, encode_prompt
 from g2c_serving.output import RequestOutput

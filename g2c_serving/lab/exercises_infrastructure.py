@@ -12,8 +12,8 @@ import numpy as np
 from g2c_serving.cluster import experts
 from g2c_serving.cluster.decode_pool import DecodeRun
 from g2c_serving.cluster.failover import GRACE_S
-from g2c_serving.cluster.handover import Handover, Sample
 from g2c_serving.cluster.layer_transfer import shown_ms
+from g2c_serving.cluster.parcel import Handover, Sample
 from g2c_serving.cluster.wide_ep import MixtureOfExperts
 from g2c_serving.lab import combine_panel
 from g2c_serving.lab.exercises import exercise
