@@ -11,6 +11,7 @@ from small_models import random_lm
 
 from g2c_serving.lab import bench, contestants, step_times
 from g2c_serving.lab.bench_report import Line, Report, Sizes, table
+from g2c_serving.lab.bench_run import one_thread
 from g2c_serving.lab.contestants import Contestant, made_up_prompts, race, share_equal
 from g2c_serving.lab.dense import DenseModel, PlainLinear
 from g2c_serving.lab.one_user import OneUserModel
@@ -66,7 +67,7 @@ def test_threads_are_given_back(report):
     """The benchmark runs on one thread and leaves the number as it found it."""
     torch.set_num_threads(2)
     try:
-        with bench._one_thread():
+        with one_thread():
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:

@@ -7,20 +7,15 @@ perspective" and section 1.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import torch
-
-from g2c_serving.forward.checkpoints import load
 from g2c_serving.forward.inflate import inflate
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import contestants, machine, step_times
-from g2c_serving.lab.bench_report import Line, Report, Sizes, table
+from g2c_serving.lab.bench_report import Line, Report, Sizes, ratio
+from g2c_serving.lab.bench_run import one_thread, progress
 from g2c_serving.lab.contestants import (
     ONE_BY_ONE,
     ONE_USER,
@@ -29,7 +24,6 @@ from g2c_serving.lab.contestants import (
     Result,
     made_up_prompts,
     race,
-    share_equal,
 )
 
 QUICK = Sizes(4, 8, 8, 1, 1, 2, 1, 30, (1, 4), 4, (8, 32), 2)
@@ -41,7 +35,7 @@ def measure(lm: LanguageModel, sizes: Sizes) -> Report:
     versions = {"python": sys.version.split()[0]} | {p: machine.version(p) for p in packages}
     report = Report(f"{machine.line()}{_load()}", versions, lm.name, sizes)
     start = time.perf_counter()
-    with _one_thread():
+    with one_thread():
         big = inflate(lm, sizes.megabytes)
         others = contestants.transformers_pair(lm)
         report.lines += race_lines(lm, others, sizes)
@@ -52,7 +46,7 @@ def measure(lm: LanguageModel, sizes: Sizes) -> Report:
         report.by_requests = [growth(lm, everybody, n, sizes.prompt, sizes) for n in sizes.growth]
         report.by_context = [growth(lm, everybody, few, n, sizes) for n in sizes.contexts]
         report.by_requests_inflated = [step_growth(big, n, prompt_len=8) for n in sizes.growth]
-        _progress("profile")
+        progress("profile")
         report.profile = step_times.profile(lm, sizes.requests, sizes.prompt, steps=16)
     report.seconds = time.perf_counter() - start
     return report
@@ -60,7 +54,7 @@ def measure(lm: LanguageModel, sizes: Sizes) -> Report:
 
 def race_lines(lm: LanguageModel, others: list[Contestant], sizes: Sizes) -> list[Line]:
     """All contestants on the model as it is."""
-    _progress(f"{lm.name}, {sizes.repetitions} rounds")
+    progress(f"{lm.name}, {sizes.repetitions} rounds")
     results = _race(lm, others, sizes.loop_requests, sizes, sizes.repetitions)
     lines = _against_loop(lm.name, results, 4)
     for other, bar in zip(others, (3, 1.5), strict=True):
@@ -68,20 +62,20 @@ def race_lines(lm: LanguageModel, others: list[Contestant], sizes: Sizes) -> lis
         if other.absent:
             lines.append(Line(name, bar, None, other.absent))
         else:
-            lines.append(_ratio(name, bar, results[OURS], results[other.name]))
+            lines.append(ratio(name, bar, results[OURS], results[other.name]))
     return lines
 
 
 def inflated_lines(big: LanguageModel, sizes: Sizes) -> list[Line]:
     """Ours and the loop on the model blown up beyond the processor's cache."""
-    _progress(f"{big.name}, {sizes.repetitions_big} rounds")
+    progress(f"{big.name}, {sizes.repetitions_big} rounds")
     results = _race(big, [], sizes.loop_requests_big, sizes, sizes.repetitions_big)
     return _against_loop(big.name, results, 8)
 
 
 def step_lines(lm: LanguageModel, sizes: Sizes) -> list[Line]:
     """A decode step of all requests against the dense forward; Python's part of it."""
-    _progress("decode steps")
+    progress("decode steps")
     ms = step_times.compare(lm, sizes.requests, sizes.prompt, sizes.new, sizes.repetitions)
     lines = []
     for kind, bar in (("dense", 1.25), ("dense_packed", None)):
@@ -98,7 +92,7 @@ def growth(
 ) -> dict[str, float]:
     """Rates (tokens per CPU-second) and step times (ms) at one number of requests and one prompt
     length; the one-user loop serves one of the requests."""
-    _progress(f"{requests} requests of {prompt_len} + {sizes.growth_new} tokens")
+    progress(f"{requests} requests of {prompt_len} + {sizes.growth_new} tokens")
     prompts = made_up_prompts(lm, requests, prompt_len)
     entries = [
         (one, prompts[:1] if one.name == ONE_USER else prompts)
@@ -116,7 +110,7 @@ def growth(
 
 def step_growth(lm: LanguageModel, requests: int, prompt_len: int) -> dict[str, float]:
     """Decode steps alone, at one number of requests."""
-    _progress(f"{lm.name}: steps of {requests} requests")
+    progress(f"{lm.name}: steps of {requests} requests")
     ms = _decode_steps(lm, requests, prompt_len, steps=8, rounds=2)
     return {
         "requests": requests,
@@ -126,22 +120,6 @@ def step_growth(lm: LanguageModel, requests: int, prompt_len: int) -> dict[str, 
         "step / dense": ms["ours"] / ms["dense"],
         "tokens per CPU-second": 1e3 * requests / ms["ours"],
     }
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Print the table, or JSON; always 0, since times are shown and not asserted."""
-    parser = argparse.ArgumentParser("python -m g2c_serving bench", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
-    parser.add_argument(
-        "--quick", action="store_true", help="too small to judge by: only to see it run"
-    )
-    parser.add_argument("--model", default="tiny", help="a shipped model or an artifact folder")
-    choice = parser.parse_args(argv)
-    report = measure(load(choice.model), QUICK if choice.quick else Sizes())
-    if choice.quick and not choice.json:
-        print("Too small to judge by: --quick only shows that it runs.\n")
-    print(report.as_json() if choice.json else table(report))
-    return 0
 
 
 def _decode_steps(
@@ -164,34 +142,11 @@ def _race(
 
 def _against_loop(model: str, results: dict[str, Result], bar: float) -> list[Line]:
     return [
-        _ratio(f"{model}: {name} / {ONE_USER}", name_bar, results[name], results[ONE_USER])
+        ratio(f"{model}: {name} / {ONE_USER}", name_bar, results[name], results[ONE_USER])
         for name, name_bar in ((OURS, bar), (ONE_BY_ONE, None))
     ]
-
-
-def _ratio(name: str, bar: float | None, mine: Result, other: Result) -> Line:
-    assert mine.ids is not None and other.ids is not None
-    note = f"{mine.rate:,.0f} / {other.rate:,.0f} tokens per CPU-second"
-    if mine.requests != other.requests:
-        note += f", the latter on {other.requests} of the requests"
-    note += f"; {share_equal(mine.ids, other.ids):.1%} of tokens equal"
-    return Line(name, bar, mine.rate / other.rate, note)
 
 
 def _load() -> str:
     """How busy the machine is, where the system tells."""
     return f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _progress(what: str) -> None:
-    print(f"bench: {what}", file=sys.stderr, flush=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from g2c_serving.lab.contestants import TOKENS_A_STEP
+from g2c_serving.lab.contestants import TOKENS_A_STEP, Result, share_equal
 
 MEETS, SHORT = "meets", "falls short"
 
@@ -61,18 +62,19 @@ class Report:
     seconds: float = 0.0
 
     def as_json(self) -> str:
-        content = asdict(self)
-        content["lines"] = [asdict(line) | {"verdict": line.verdict} for line in self.lines]
-        return json.dumps(content, indent=1)
+        return as_json(self)
+
+
+def as_json(report: Any) -> str:
+    """A report, a dataclass with `lines`, for machines; each line has its verdict."""
+    lines = [asdict(line) | {"verdict": line.verdict} for line in report.lines]
+    return json.dumps(asdict(report) | {"lines": lines}, indent=1)
 
 
 def table(report: Report) -> str:
     """The report as text."""
     s = report.sizes
     versions = ", ".join(f"{name} {value}" for name, value in report.versions.items())
-    ratios = [("ratio", "bar", "measured", "verdict", "from")]
-    for line in report.lines:
-        ratios.append((line.name, _bar(line), _number(line.measured), line.verdict, line.note))
     shares = [f"{name} {share:.0%}" for name, share in report.profile.items()]
     return "\n".join(
         [
@@ -82,19 +84,37 @@ def table(report: Report) -> str:
             f"{s.repetitions} rounds in turn ({s.repetitions_big} with inflated weights).",
             f"Measured here: {report.machine}; {versions}; {report.seconds:.0f} s",
             "",
-            *_aligned(ratios),
+            *aligned(ratio_rows(report.lines)),
             "",
             f"How it grows, with {s.growth_new} new tokens a request (fewer rounds, so rougher):",
-            *_aligned(_grid(report.by_requests)),
+            *aligned(grid(report.by_requests)),
             "",
-            *_aligned(_grid(report.by_context)),
+            *aligned(grid(report.by_context)),
             "",
             f"Decode steps with the weights inflated to {s.megabytes:g} MB:",
-            *_aligned(_grid(report.by_requests_inflated)),
+            *aligned(grid(report.by_requests_inflated)),
             "",
             f"A decode step of {s.requests} requests, by operator: {', '.join(shares)}",
         ]
     )
+
+
+def ratio_rows(lines: Iterable[Line]) -> list[tuple[str, ...]]:
+    """The ratios, a line each, below a head."""
+    rows: list[tuple[str, ...]] = [("ratio", "bar", "measured", "verdict", "from")]
+    rows += [(line.name, _bar(line), _number(line.measured), line.verdict, line.note)
+             for line in lines]  # fmt: skip
+    return rows
+
+
+def ratio(name: str, bar: float | None, mine: Result, other: Result) -> Line:
+    """The rates of two contestants as a line: ours to the other's, with the tokens that agree."""
+    assert mine.ids is not None and other.ids is not None
+    note = f"{mine.rate:,.0f} / {other.rate:,.0f} tokens per CPU-second"
+    if mine.requests != other.requests:
+        note += f", the latter on {other.requests} of the requests"
+    note += f"; {share_equal(mine.ids, other.ids):.1%} of tokens equal"
+    return Line(name, bar, mine.rate / other.rate, note)
 
 
 def _bar(line: Line) -> str:
@@ -107,12 +127,14 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
-def _grid(rows: list[dict[str, float]]) -> list[tuple[str, ...]]:
+def grid(rows: list[dict[str, float]]) -> list[tuple[str, ...]]:
+    """Rows of numbers as cells, below a head."""
     head = tuple(rows[0])
     return [head, *(tuple(_number(row[name]) for name in head) for row in rows)]
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+def aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Rows of cells as lines of text, in columns."""
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()

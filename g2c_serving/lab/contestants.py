@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from g2c_serving.config import EngineConfig
+from g2c_serving.config import DTYPES, EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import gpt2
@@ -35,11 +35,13 @@ CONTINUOUS, PADDED = "transformers continuous batching", "transformers padded ge
 
 @dataclass
 class Contestant:
-    """`run(prompts, new_tokens)` gives new ids; `absent` says why it cannot take part, if so."""
+    """`run(prompts, new_tokens)` gives new ids; `absent` says why it cannot take part, if so;
+    `clock` counts its CPU-seconds, this process's where it is not another."""
 
     name: str
     run: Serve
     absent: str | None = None
+    clock: Callable[[], float] = time.process_time
 
 
 @dataclass
@@ -58,10 +60,13 @@ def made_up_prompts(lm: LanguageModel, count: int, length: int) -> list[list[int
     return torch.randint(first, lm.vocab_size, (count, length), generator=generator).tolist()
 
 
-def ours(lm: LanguageModel, max_num_seqs: int = 128) -> Contestant:
+def ours(lm: LanguageModel, max_num_seqs: int = 128, dtype: str = "float32") -> Contestant:
     """The engine, with as many tokens a step as transformers' continuous batching has."""
     config = EngineConfig(
-        num_blocks=640, max_num_seqs=max_num_seqs, max_num_batched_tokens=TOKENS_A_STEP
+        num_blocks=640,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=TOKENS_A_STEP,
+        dtype=dtype,
     )
     engine = Engine(lm, config)
 
@@ -77,13 +82,13 @@ def one_user(lm: LanguageModel) -> Contestant:
     return Contestant(ONE_USER, lambda prompts, n: [generate_cached(model, p, n) for p in prompts])
 
 
-def transformers_pair(lm: LanguageModel) -> list[Contestant]:
+def transformers_pair(lm: LanguageModel, dtype: str = "float32") -> list[Contestant]:
     """Continuous batching and padded `generate` of transformers; absent where they cannot run."""
     if version("transformers") == "not installed":
         return _absent("transformers is not installed")
     for name in ("transformers", "ContinuousBatchingLogger"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    model = gpt2.to_gpt2(lm)
+    model = gpt2.to_gpt2(lm, DTYPES[dtype])
     pair = []
     continuous = partial(gpt2.continuous_generate, max_batch_tokens=TOKENS_A_STEP)
     for name, serve in ((CONTINUOUS, continuous), (PADDED, gpt2.padded_generate)):
@@ -120,9 +125,9 @@ def timed(
     contestant: Contestant, prompts: Prompts, new_tokens: int
 ) -> tuple[float, list[list[int]]]:
     """Tokens per CPU-second, prompts included, and the new ids."""
-    start = time.process_time()
+    start = contestant.clock()
     ids = contestant.run(prompts, new_tokens)
-    spent = time.process_time() - start
+    spent = contestant.clock() - start
     tokens = sum(len(prompt) + len(new) for prompt, new in zip(prompts, ids, strict=True))
     return tokens / spent, ids
 

@@ -1,0 +1,131 @@
+"""`bench --peer`: the engine beside others on the same weights and prompts, in one run.
+
+The model is exported as a GPT-2 (`export_command.py`), every peer loads that folder, and all write
+the same greedy tokens, or the share that they do is printed: with random prompts two best tokens
+may lie within rounding of each other. transformers takes part always. Cost is tokens per CPU-second
+of one thread, as in `bench.py`; a peer counts its own (`peer_process.py`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from g2c_serving.export_command import export_gpt2
+from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.lab import contestants, machine, step_times
+from g2c_serving.lab.bench_report import Line, aligned, as_json, grid, ratio, ratio_rows
+from g2c_serving.lab.bench_run import one_thread, progress
+from g2c_serving.lab.contestants import CONTINUOUS, OURS, Contestant, made_up_prompts, race
+from g2c_serving.lab.peer_process import PeerError, PeerProcess
+
+BARS = {"vllm": 1.0, CONTINUOUS: 4.0}  # what ours is held to; the others are shown
+
+
+@dataclass(frozen=True)
+class PeerSizes:
+    """How much one run does."""
+
+    requests: int = 64
+    prompt: int = 64
+    new: int = 64
+    repetitions: int = 3
+    growth: tuple[int, ...] = (1, 8, 64, 128)
+    growth_new: int = 32
+
+
+@dataclass
+class PeerReport:
+    machine: str
+    model: str
+    dtype: str
+    sizes: PeerSizes
+    lines: list[Line] = field(default_factory=list)
+    by_requests: list[dict[str, float]] = field(default_factory=list)
+    profile: dict[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> str:
+        return as_json(self)
+
+
+def measure(
+    lm: LanguageModel,
+    kinds: Sequence[str],
+    sizes: PeerSizes,
+    pythons: Mapping[str, str] | None = None,
+    dtype: str = "float32",
+    mode: str = "eager",
+) -> PeerReport:
+    """Race ours against the peers and transformers. A peer that cannot run is a line that says why.
+
+    pythons  the interpreter of each kind of peer; this one where it has none
+
+    ValueError for a model that GPT-2 cannot hold.
+    """
+    report = PeerReport(machine.line(), lm.name, dtype, sizes)
+    with ExitStack() as stack:
+        stack.enter_context(one_thread())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / lm.name
+        export_gpt2(lm, folder, with_tokenizer=False)
+        others = []
+        for kind in kinds:
+            progress(f"{kind} starts")
+            python = (pythons or {}).get(kind)
+            try:
+                peer = PeerProcess(kind, folder, python=python, dtype=dtype, mode=mode)
+                stack.callback(peer.close)
+                others.append((kind, peer.contestant()))
+            except PeerError as err:
+                others.append((kind, Contestant(kind, lambda prompts, n: [], str(err))))
+        others += [(one.name, one) for one in contestants.transformers_pair(lm, dtype)]
+        mine = contestants.ours(lm, dtype=dtype)
+        _fill(report, lm, mine, others)
+        report.profile = step_times.profile(lm, sizes.requests, sizes.prompt, steps=16)
+    return report
+
+
+def table(report: PeerReport) -> str:
+    """The report as text."""
+    s = report.sizes
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in report.profile.items())
+    return "\n".join(
+        [
+            f"{report.model} exported as a GPT-2: {s.requests} requests of {s.prompt} + {s.new} "
+            f"tokens, greedy, {report.dtype}, one thread each.",
+            f"A step has at most {contestants.TOKENS_A_STEP:,} tokens in each. Rates are (prompt + "
+            f"new) tokens per CPU-second; the best of {s.repetitions} rounds in turn.",
+            f"Measured here: {report.machine}",
+            "",
+            *aligned(ratio_rows(report.lines)),
+            "",
+            f"Tokens per CPU-second as requests grow, {s.growth_new} new tokens each:",
+            *aligned(grid(report.by_requests)),
+            "",
+            f"A decode step of ours with {s.requests} requests in float32, by operator: {shares}",
+        ]
+    )
+
+
+def _fill(
+    report: PeerReport, lm: LanguageModel, mine: Contestant, others: list[tuple[str, Contestant]]
+) -> None:
+    """Race all that are there, at one size for the ratios and at several for how it grows."""
+    sizes, present = report.sizes, [mine, *(one for _, one in others if not one.absent)]
+    progress(f"{sizes.requests} requests, {sizes.repetitions} rounds")
+    prompts = made_up_prompts(lm, sizes.requests, sizes.prompt)
+    results = race([(one, prompts) for one in present], sizes.new, sizes.repetitions)
+    for kind, one in others:
+        name, bar = f"{report.model}: ours / {one.name}", BARS.get(kind)
+        if one.absent:
+            report.lines.append(Line(name, bar, None, one.absent))
+        else:
+            report.lines.append(ratio(name, bar, results[OURS], results[one.name]))
+    for count in sizes.growth:
+        progress(f"{count} requests")
+        prompts = made_up_prompts(lm, count, sizes.prompt)
+        results = race([(one, prompts) for one in present], sizes.growth_new, repetitions=2)
+        rates = {one.name: results[one.name].rate for one in present}
+        report.by_requests.append({"requests": count} | rates)
