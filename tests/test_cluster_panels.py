@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+from panels import each_control_moves
 
 import g2c_serving as g
 from g2c_serving.lab import pools_panel, ship_panel
@@ -13,15 +16,7 @@ from g2c_serving.lab.ship_panel import FLASH, SEVEN, num_bytes, way
 
 @pytest.mark.parametrize("panel", [ship_panel.ship_panel, pools_panel.pools_panel])
 def test_every_control_moves_the_sentence_and_the_picture(panel):
-    shown = panel()
-    for control in shown.controls.values():
-        start = control.value
-        for end in [end for end in control.ends if end != control.value]:
-            text, png, draws = shown.text, shown.png, shown.draws
-            control.value = end
-            assert shown.error is None and shown.draws == draws + 1
-            assert shown.text != text and shown.png != png
-        control.value = start
+    each_control_moves(panel)
 
 
 def test_bytes_of_a_context():
@@ -78,6 +73,12 @@ def test_two_engines_on_the_shipped_model():
         "prefill": (str(prompts), "0"),
         "decode": ("0", rows),
     }
+    sent = f"tokens of cache were shipped, {prompts * 8.192:.0f} kB."
+    verdict = f"{sent} All tokens are equal to those of one engine."
+    assert repr(apart) == f"{apart.table!r}\n{prompts} {verdict}"
+    page = apart._repr_markdown_()
+    assert page == f"{apart.table._repr_markdown_()}\n\n{prompts} {verdict}"
+    assert "Tokens differ from those" in repr(dataclasses.replace(apart, equal=False))
 
 
 def test_the_price_of_a_move():

@@ -33,12 +33,20 @@ class Apart:
     shipped_bytes: int
     shipped_tokens: int
 
-    def __repr__(self) -> str:
-        verdict = "are equal to" if self.equal else "differ from"
+    @property
+    def verdict(self) -> str:
+        """What was shipped, and whether anybody could tell, in words."""
+        tokens = "All tokens are equal to" if self.equal else "Tokens differ from"
         return (
-            f"{self.table!r}\n{self.shipped_tokens} tokens of cache were shipped, "
-            f"{self.shipped_bytes / 1e3:,.0f} kB. All tokens {verdict} those of one engine."
+            f"{self.shipped_tokens} tokens of cache were shipped, {self.shipped_bytes / 1e3:,.0f} "
+            f"kB. {tokens} those of one engine."
         )
+
+    def __repr__(self) -> str:
+        return f"{self.table!r}\n{self.verdict}"
+
+    def _repr_markdown_(self) -> str:
+        return f"{self.table._repr_markdown_()}\n\n{self.verdict}"
 
 
 def two_engines(lm: LanguageModel) -> Apart:
