@@ -1,6 +1,6 @@
-"""`load`: a shipped model, an artifact folder of the parent course, or a live model.
+"""`load`: a shipped model, a folder of the parent course or of Hugging Face, or a live model.
 
-What each is made of: `course_artifacts.py` and `live_models.py`.
+What each is made of: `course_artifacts.py`, `hugging_face.py` and `live_models.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from g2c_serving.forward import course_artifacts, live_models
+from g2c_serving.forward import course_artifacts, hugging_face, live_models
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.paths import DATA
 
@@ -23,7 +23,8 @@ EXPECTED = "expected a folder with config.json, manifest.json and model.pt (or m
 def load(source: Any = "tiny", tokenizer: Any = None) -> LanguageModel:
     """A language model ready to serve.
 
-    source     a shipped model's name, an artifact folder's path, or a live `TransformerLM`
+    source     a shipped model's name, the path of an artifact or Hugging Face folder, or a live
+               `TransformerLM`
     tokenizer  needed with a live model: its `BPETokenizer`, or one of ours
 
     Raises FileNotFoundError or ValueError that name the file and the remedy, TypeError for a model
@@ -34,7 +35,10 @@ def load(source: Any = "tiny", tokenizer: Any = None) -> LanguageModel:
     if isinstance(source, str | Path):
         if tokenizer is not None:
             raise ValueError("tokenizer is for live models: an artifact folder names its own")
-        return course_artifacts.load_folder(_find_folder(source))
+        folder = _find_folder(source)
+        if hugging_face.is_hugging_face(folder):
+            return hugging_face.load_folder(folder)
+        return course_artifacts.load_folder(folder)
     return live_models.load_live(source, tokenizer)
 
 

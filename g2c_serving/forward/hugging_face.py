@@ -1,0 +1,69 @@
+"""A Hugging Face folder of GPT-2 or Llama shape, as a model of ours: config.json, safetensors, a
+tokenizer.
+
+    gpt2             layer norm, learned positions, GELU by tanh, biases everywhere, a tied head
+    llama, mistral   RMS norm, rotary positions, shared key heads, a gated SiLU, no biases
+    qwen2            the same with biases on q, k and v
+
+`hugging_face_config.py` reads the config, `hugging_face_weights.py` finds the tensors. Left out:
+chat templates, sampling defaults, and all other architectures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from g2c_serving.forward.checkpoint_files import read_json
+from g2c_serving.forward.hugging_face_config import model_config
+from g2c_serving.forward.hugging_face_weights import find_weights
+from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.process.no_tokenizer import NoTokenizer
+from g2c_serving.process.tokenizer import Tokenizer
+
+
+def is_hugging_face(folder: Path) -> bool:
+    """Whether a folder is in this layout. A course artifact has a manifest.json, and no model_type
+    in its config.json."""
+    try:
+        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return "model_type" in fields or "architectures" in fields
+    except (OSError, TypeError, ValueError):
+        shards = any(folder.glob("*.safetensors*"))
+        return shards and not (folder / "manifest.json").is_file()
+
+
+def load_folder(folder: Path, tokenizer: Tokenizer | None = None) -> LanguageModel:
+    """The model of a folder, with its own tokenizer unless one is given.
+
+    FileNotFoundError for what is missing, ValueError for what is damaged, does not fit together or
+    is not served: each names the file, what was found, what was expected and the remedy.
+    """
+    path = folder / "config.json"
+    fields = read_json(path)
+    config = model_config(path, fields)
+    weights = find_weights(folder, config, fields)
+    if tokenizer is None:
+        tokenizer = _read_tokenizer(folder, config.vocab_size)
+    eos_id = _end_of_text(folder, fields, config.vocab_size)
+    return LanguageModel(folder.name, config, weights, tokenizer, eos_id)
+
+
+def _read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
+    from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
+
+    if HuggingFaceTokenizer.holds(folder):
+        return HuggingFaceTokenizer.load(folder, vocab_size)
+    return NoTokenizer(folder, vocab_size)
+
+
+def _end_of_text(folder: Path, fields: Mapping[str, Any], vocab_size: int) -> int | None:
+    """The id that ends a text: the first, where there are several."""
+    path = folder / "generation_config.json"
+    found = read_json(path).get("eos_token_id") if path.is_file() else None
+    found = fields.get("eos_token_id") if found is None else found
+    first: Any = found[0] if isinstance(found, list) and found else found
+    is_id = isinstance(first, int) and not isinstance(first, bool) and 0 <= first < vocab_size
+    return first if is_id else None

@@ -1,0 +1,171 @@
+"""A Hugging Face config.json as our `ModelConfig`.
+
+What it asks for and the decoder does not do is refused, by the field's name: a model that runs with
+one rule left out writes nonsense, or worse, nearly sense. A field that is absent has the value that
+transformers gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from g2c_serving.forward.model_config import ModelConfig
+from g2c_serving.forward.rotary import SCALINGS, Rotary
+
+Fields = Mapping[str, Any]
+
+KINDS = ("gpt2", "llama", "mistral", "qwen2")  # values of model_type
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+ONLY = {  # fields that change what is computed, and the one value that is
+    "quantization_config": None,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "partial_rotary_factor": 1.0,
+    "mscale": None,
+    "mscale_all_dim": None,
+}
+ROTARY_NUMBERS = {  # theirs -> ours
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+    },
+    "yarn": {
+        "factor": "factor",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "attention_factor": "attention_factor",
+        "truncate": "truncate",
+    },
+}
+NEEDED = {"linear": ("factor",), "llama3": tuple(ROTARY_NUMBERS["llama3"]), "yarn": ("factor",)}
+
+
+def model_config(path: Path, fields: Fields) -> ModelConfig:
+    """The model that config.json, at `path` with these `fields`, describes.
+
+    ValueError names the field, what was found and what was expected.
+    """
+    kind = fields.get("model_type")
+    if kind not in KINDS:
+        raise ValueError(
+            f"{path} describes a model_type={kind!r} ({fields.get('architectures')}), expected one "
+            f"of {list(KINDS)}: take a checkpoint of one of these, or serve this one with "
+            "transformers or vLLM"
+        )
+    try:
+        _refuse(fields)
+        return _gpt2(fields) if kind == "gpt2" else _llama(kind, fields)
+    except (TypeError, ValueError) as err:
+        raise ValueError(f"{path} cannot be served: {err}") from err
+
+
+def _refuse(fields: Fields) -> None:
+    for name, value in ONLY.items():
+        if (found := fields.get(name, value)) != value and found is not None:
+            raise ValueError(f"it has {name}={found!r}, expected {value!r}, all that is done here")
+
+
+def _needed(fields: Fields, name: str) -> Any:
+    if fields.get(name) is None:
+        raise ValueError(f"it has no {name}; copy config.json again")
+    return fields[name]
+
+
+def _activation(fields: Fields, name: str, default: str) -> str:
+    found = fields.get(name, default)
+    if found not in ACTIVATIONS:
+        raise ValueError(f"it has {name}={found!r}, expected one of {sorted(ACTIVATIONS)}")
+    return ACTIVATIONS[found]
+
+
+def _gpt2(fields: Fields) -> ModelConfig:
+    dim = _needed(fields, "n_embd")
+    return ModelConfig(
+        vocab_size=_needed(fields, "vocab_size"),
+        embedding_dim=dim,
+        num_layers=_needed(fields, "n_layer"),
+        num_heads=_needed(fields, "n_head"),
+        max_seq_len=_needed(fields, "n_positions"),
+        hidden_dim=fields.get("n_inner") or 4 * dim,
+        norm_eps=fields.get("layer_norm_epsilon", 1e-5),
+        activation=_activation(fields, "activation_function", "gelu_new"),
+    )
+
+
+def _llama(kind: str, fields: Fields) -> ModelConfig:
+    layers = _needed(fields, "num_hidden_layers")
+    context = _needed(fields, "max_position_embeddings")
+    window, window_layers = _windows(kind, fields, layers)
+    if window >= context:  # it never hides anything
+        window, window_layers = 0, ()
+    return ModelConfig(
+        vocab_size=_needed(fields, "vocab_size"),
+        embedding_dim=_needed(fields, "hidden_size"),
+        num_layers=layers,
+        num_heads=_needed(fields, "num_attention_heads"),
+        max_seq_len=context,
+        hidden_dim=_needed(fields, "intermediate_size"),
+        window=window,
+        window_layers=window_layers,
+        num_kv_heads=fields.get("num_key_value_heads") or 0,
+        head_size=fields.get("head_dim") or 0,
+        norm="rms",
+        norm_eps=fields.get("rms_norm_eps", 1e-6),
+        activation=_activation(fields, "hidden_act", "silu"),
+        gated=True,
+        rotary=_rotary(fields, context),
+    )
+
+
+def _windows(kind: str, fields: Fields, layers: int) -> tuple[int, tuple[int, ...]]:
+    """The window and the layers that have it."""
+    kinds = fields.get("layer_types") or []
+    if other := set(kinds) - {"full_attention", "sliding_attention"}:
+        raise ValueError(f"it has layer_types {sorted(other)}, expected full or sliding attention")
+    used = {"llama": False, "mistral": True, "qwen2": fields.get("use_sliding_window", False)}
+    window = fields.get("sliding_window") or 0
+    if not window or not used[kind]:
+        return 0, ()
+    if kinds:
+        windowed = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+    else:
+        first = fields.get("max_window_layers", 28) if kind == "qwen2" else 0
+        windowed = tuple(range(first, layers))
+    return (window, windowed) if windowed else (0, ())
+
+
+def _rotary(fields: Fields, context: int) -> Rotary:
+    """transformers 5 writes rope_parameters, 4 writes rope_theta and rope_scaling."""
+    found = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if not isinstance(found, Mapping):
+        raise ValueError(f"it has rope_parameters={found!r}, expected an object")
+    _refuse(found)
+    base = found.get("rope_theta", fields.get("rope_theta", 10000.0))
+    kind = found.get("rope_type", found.get("type", "default"))
+    if kind == "dynamic":  # differs beyond max_position_embeddings alone, where requests end here
+        kind = "default"
+    if kind not in SCALINGS:
+        raise ValueError(
+            f"it has rope_type={kind!r}, expected one of {[*SCALINGS, 'dynamic']}: positions would "
+            "mean something else; serve it with transformers or vLLM"
+        )
+    for name in NEEDED.get(kind, ()):
+        if found.get(name) is None:
+            raise ValueError(f"its rope_type={kind!r} has no {name}; copy config.json again")
+    numbers = ROTARY_NUMBERS.get(kind, {})
+    given = {ours: found[name] for name, ours in numbers.items() if found.get(name) is not None}
+    if kind in ("llama3", "yarn"):
+        given["original_max_seq_len"] = found.get("original_max_position_embeddings") or context
+    return Rotary(base, kind, **given)
