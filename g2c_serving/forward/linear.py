@@ -1,10 +1,10 @@
 """The linear layer: the fastest kernel at hand, checked at load, with a plain fallback.
 
-On x86 processors oneDNN can reorder a float32 weight once, at load, into the layout that its
-kernel reads best. With such a weight 2 to 8 rows cost about as much as one, which is the whole
-point of a batch. The operator is private to torch, so it is used only where it exists and agrees
-with `F.linear` on a probe; everywhere else (Apple silicon, GPUs, float64, bfloat16) the layer is
-`F.linear`. A large weight is then kept in that layout alone.
+On x86 processors oneDNN can reorder a weight once, at load, into the layout that its kernel reads
+best: float32, and bfloat16 where the processor computes in it. With such a weight 2 to 8 rows cost
+about as much as one, which is the whole point of a batch. The operator is private to torch, so it
+is used only where it exists and agrees with `F.linear` on a probe; everywhere else (Apple silicon,
+GPUs, float64) the layer is `F.linear`. A large weight is then kept in that layout alone.
 
 Plays the part of DeepGEMM, the matrix library that DeepInfer calls. Left out: low precision.
 """
@@ -17,6 +17,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the types that can be packed
 PACKED_ROWS = 64  # the number of rows for which oneDNN is asked to lay the weight out
 ONE_ROW_BYTES = (
     4 << 20
@@ -58,7 +59,7 @@ class Linear:
         if self.packed is not None and not self._agrees(self.weight):
             self.packed = None
         small = weight.numel() * weight.element_size() <= ONE_ROW_BYTES
-        self._one_row_plain = small and keep_plain
+        self._one_row_plain = small and keep_plain and weight.dtype == torch.float32
         if self.packed is not None and not self._one_row_plain:
             self.weight = None
 
@@ -74,22 +75,25 @@ class Linear:
 
     def _agrees(self, weight: torch.Tensor) -> bool:
         """Whether the packed kernel gives what F.linear gives, on a fixed probe of 2 rows."""
-        probe = torch.linspace(-1, 1, 2 * weight.shape[1]).view(2, -1)  # (2, in)
+        dtype, off = weight.dtype, TOLERANCE[weight.dtype]
+        probe = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=dtype).view(2, -1)  # (2, in)
         plain = self.activate(F.linear(probe, weight, self.bias))
         try:
             packed = self._packed_linear(probe)
         except (AttributeError, RuntimeError, TypeError):
             return False
-        return torch.allclose(packed, plain, rtol=1e-4, atol=1e-4)
+        return torch.allclose(packed, plain, rtol=off, atol=off)
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor | None:
     """The weight (out, in) in oneDNN's own layout, or None where that cannot be had."""
-    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+    if weight.dtype not in TOLERANCE or weight.device.type != "cpu":
         return None
     if not torch.backends.mkldnn.is_available():
         return None
     try:
+        if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return None
         return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_ROWS)
     except (AttributeError, RuntimeError, TypeError):
         return None
