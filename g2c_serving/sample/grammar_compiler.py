@@ -122,7 +122,7 @@ class GrammarCompiler:
     def _follows(self) -> dict[int, np.ndarray]:
         """By token, the bits of those that may follow it, where these are not all."""
         known = range(min(self.vocab_size, self.tokenizer.vocab_size))
-        tokens = [self.tokenizer.token_bytes(i) for i in known]
+        tokens = [self.tokenizer.token_bytes(i) or b"\0" for i in known]  # of some: no bytes at all
         first = np.array([token[0] for token in tokens])
         bits = {}
         for lead, (low, high) in NEVER_AFTER.items():
