@@ -30,6 +30,7 @@ from typing import Self
 
 import torch
 
+from g2c_serving.channel import Stream
 from g2c_serving.config import EngineConfig
 from g2c_serving.device_worker import DeviceWorker, WorkerDied, receive, wait
 from g2c_serving.engine import Engine
@@ -47,7 +48,7 @@ from g2c_serving.sample.grammar import GrammarState
 from g2c_serving.sampling import Sampled
 from g2c_serving.schedule.scheduled import Scheduled
 from g2c_serving.speculating import Round
-from g2c_serving.streams import Stream, Streams
+from g2c_serving.streams import Streams
 from g2c_serving.switch_interval import switch_interval
 
 DEPTH = 2  # steps on their way: the one that the device computes, and the next

@@ -2,18 +2,24 @@
 
 A consumer may be slow, or never come back. Outputs are cumulative: each has all that the ones
 before it had. So a channel keeps the newest `MAX_QUEUED` of a running request, and every final one;
-what it drops is in what it keeps.
+what it drops is in what it keeps. A `Stream` is the end that the consumer holds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from g2c_serving.output import RequestOutput
+
+if TYPE_CHECKING:
+    from g2c_serving.engine import Engine
+    from g2c_serving.streams import Streams
 
 MAX_QUEUED = 16  # outputs of a running request that wait for its consumer
 
@@ -85,3 +91,50 @@ class Channel:
                 await self._reader
             finally:
                 self._reader = None
+
+
+class Stream:
+    """The outputs of one request, those of all its samples; it ends when all have ended.
+
+    The request is added when the first output is asked for, and aborted when this is closed or
+    dropped, or a task that waits for the next output is cancelled. What `engine.add` raises is
+    raised there.
+    """
+
+    def __init__(self, streams: Streams, engine: Engine, request: tuple[Any, ...]) -> None:
+        self._streams, self._request = streams, request
+        self._engine = engine  # which lives while somebody reads
+        self._channel: Channel | None = None
+        self._is_closed = False
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        raise TypeError("outputs come in time: async for output in engine.stream(...)")
+
+    async def __anext__(self) -> RequestOutput:
+        if self._is_closed:
+            raise StopAsyncIteration
+        if self._channel is None:
+            channel = Channel(asyncio.get_running_loop(), self._request)
+            self._streams.submit(channel)
+            self._channel = channel
+            weakref.finalize(self, self._streams.leave, self._channel).atexit = False
+        try:
+            return await self._channel.next()
+        except asyncio.CancelledError:
+            self._is_closed = True
+            self._streams.leave(self._channel)
+            raise
+
+    async def aclose(self) -> None:
+        """Abort the request if it has not ended; back when its blocks are free, unless another task
+        is reading."""
+        self._is_closed = True
+        if self._channel is None:
+            return
+        self._streams.leave(self._channel)
+        with suppress(Exception):  # at last StopAsyncIteration
+            while asyncio.get_running_loop() is self._channel.loop:
+                await self._channel.next()

@@ -7,25 +7,23 @@ inbox and is done between two steps: the engine needs no lock, and no event loop
     event loop    stream -> inbox                         channel -> consumer
     driver                  inbox -> add, abort; step() -> channel
 
-A consumer that is slow or gone holds up nobody, see `channel.py`. Left out: a server for several
-processes, which vLLM puts here.
+What a consumer holds of it, and why one that is slow or gone holds up nobody, is in channel.py.
+Left out: a server for several processes, which vLLM puts here.
 """
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from g2c_serving.channel import Channel
+from g2c_serving.channel import Channel, Stream
 from g2c_serving.device_worker import BLINK, MAX_EXIT_SECONDS, use_threads
 from g2c_serving.intake import AnyPrompt
 from g2c_serving.output import RequestOutput
@@ -39,53 +37,6 @@ FOREIGN = (
     "the engine has unfinished requests that were added without a stream: call step() until "
     "has_unfinished is False, or abort them, before you stream"
 )
-
-
-class Stream:
-    """The outputs of one request, those of all its samples; it ends when all have ended.
-
-    The request is added when the first output is asked for, and aborted when this is closed or
-    dropped, or a task that waits for the next output is cancelled. What `engine.add` raises is
-    raised there.
-    """
-
-    def __init__(self, streams: Streams, engine: Engine, request: tuple[Any, ...]) -> None:
-        self._streams, self._request = streams, request
-        self._engine = engine  # which lives while somebody reads
-        self._channel: Channel | None = None
-        self._is_closed = False
-
-    def __aiter__(self) -> Stream:
-        return self
-
-    def __iter__(self) -> Iterator[RequestOutput]:
-        raise TypeError("outputs come in time: async for output in engine.stream(...)")
-
-    async def __anext__(self) -> RequestOutput:
-        if self._is_closed:
-            raise StopAsyncIteration
-        if self._channel is None:
-            channel = Channel(asyncio.get_running_loop(), self._request)
-            self._streams.submit(channel)
-            self._channel = channel
-            weakref.finalize(self, self._streams.leave, self._channel).atexit = False
-        try:
-            return await self._channel.next()
-        except asyncio.CancelledError:
-            self._is_closed = True
-            self._streams.leave(self._channel)
-            raise
-
-    async def aclose(self) -> None:
-        """Abort the request if it has not ended; back when its blocks are free, unless another task
-        is reading."""
-        self._is_closed = True
-        if self._channel is None:
-            return
-        self._streams.leave(self._channel)
-        with suppress(Exception):  # at last StopAsyncIteration
-            while asyncio.get_running_loop() is self._channel.loop:
-                await self._channel.next()
 
 
 class Streams:

@@ -12,34 +12,23 @@ spent:
    cache holds of it is taken first, so that the chunk is cut from what is left to compute.
 
 Mirrors `csrc/engine/scheduler.hpp` of DeepInfer (Brief, "The change of perspective" and section
-1). How many drafts a request may have is the business of `schedule/draft_rows.py`. Left out:
-priorities.
+1). Who waits and who holds what is in `schedule/queues.py`, how many drafts a request may have in
+`schedule/draft_rows.py`. Left out: priorities.
 """
 
 from __future__ import annotations
 
-from bisect import bisect, insort
-from collections import deque
-from operator import attrgetter
-
-from g2c_serving.request import RUNNING, WAITING, Request
-from g2c_serving.schedule.arrivals import Arrivals
+from g2c_serving.request import RUNNING, Request
 from g2c_serving.schedule.cost_model import CostModel
 from g2c_serving.schedule.draft_rows import DraftRows
 from g2c_serving.schedule.prefix_tiers import PrefixCache
+from g2c_serving.schedule.queues import Queues
 from g2c_serving.schedule.scheduled import Scheduled
 from g2c_serving.schedule.step_limits import StepLimits
 
-ARRIVAL = attrgetter("sequence_id")
 
-
-class Scheduler:
-    """Queues of waiting and running requests, both in order of arrival: requests are admitted from
-    the head of the one and preempted from the end of the other.
-
-    Whoever waits holds no block, but for a fork that found no seat or was preempted: it is parked,
-    and keeps what it shares until somebody needs the room.
-    """
+class Scheduler(Queues):
+    """Gives out the rows of each step, and seats and blocks by them."""
 
     def __init__(
         self,
@@ -50,53 +39,11 @@ class Scheduler:
         cost_model: CostModel | None = None,
         drafting: DraftRows | None = None,
     ) -> None:
-        self.prefix_cache, self.block_manager = prefix_cache, prefix_cache.block_manager
         self.max_num_batched_tokens = max_num_batched_tokens
         self.drafting = DraftRows() if drafting is None else drafting
-        most = max_num_batched_tokens // self.drafting.rows_each
-        self.max_running = min(max_num_seqs, most)  # each gets its rows every step
+        most = max_num_batched_tokens // self.drafting.rows_each  # each gets its rows every step
+        super().__init__(prefix_cache, min(max_num_seqs, most))
         self.step_time_budget_ms, self.cost_model = step_time_budget_ms, cost_model
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
-        self.preempted: list[Request] = []  # until the engine takes note of them
-        self.failed: list[Request] = []  # finished with an error, likewise
-        self._parked: dict[int, Request] = {}  # waiting with blocks, by sequence id
-        self.arrivals = Arrivals(prefix_cache)  # waiting with pages in host memory
-
-    def add(self, request: Request) -> None:
-        """Queue a request. One that comes late, since its grammar had to be compiled, stands where
-        its arrival puts it."""
-        self._wait(request)
-
-    def fork(self, parent: Request, child: Request) -> None:
-        """Let `child` go on from where `parent` is, on the same blocks. It runs if there is a seat
-        and nobody waits who came before it; else it is parked. The child of one that waits, or that
-        replays its window, waits like a new request."""
-        if parent.sequence_id not in self.block_manager.tables or parent.is_replaying:
-            return self.add(child)
-        child.num_computed_tokens = parent.num_settled  # in time what is on its way is there, too,
-        child.num_ready = parent.num_ready  # but nobody knows whether it will fail
-        child.was_computed = parent.was_computed
-        child.drafter_lag = child.num_computed_tokens - child.num_ready
-        child.window_start, child.replay_until = parent.window_start, parent.replay_until
-        child.block_hashes = list(parent.block_hashes)
-        child.was_admitted = True  # it did not find them: they are shared
-        self.block_manager.fork(parent.sequence_id, child.sequence_id, child.num_computed_tokens)
-        first = not self.waiting or child.sequence_id < self.waiting[0].sequence_id
-        if first and len(self.running) < self.max_running:
-            self._run(child)
-        else:
-            self._parked[child.sequence_id] = child
-            self._wait(child)
-
-    def remove(self, request: Request) -> None:
-        """Forget a request and take its blocks back."""
-        if request.state == WAITING:
-            self.waiting.remove(request)
-        elif request in self.running:
-            self.running.remove(request)
-        self._take_blocks(request)
-        self.arrivals.forget(request, has_ended=True)
 
     def schedule(self) -> list[Scheduled]:
         """The rows of the next step; their blocks are allocated. Adds to `preempted`, `failed`.
@@ -170,61 +117,6 @@ class Scheduler:
         manager.allocate(*needs)
         return True
 
-    def _unpark(self, useless_too: bool) -> bool:
-        """Take the blocks of the request that was parked last. Not where that frees none, since
-        running ones use them too, unless `useless_too`. False if nothing was taken."""
-        if not self._parked:
-            return False
-        last = next(reversed(self._parked))
-        if not useless_too and not self.block_manager.frees(last):
-            return False
-        self._take_blocks(self._parked[last])
-        return True
-
-    def _take_blocks(self, request: Request) -> None:
-        self._parked.pop(request.sequence_id, None)
-        self.prefix_cache.forget(request)
-        self.arrivals.forget(request)
-        self.block_manager.free(request.sequence_id)
-        request.lose_blocks()
-
-    def _preempt(self, request: Request) -> None:
-        self.running.remove(request)
-        request.num_preemptions += 1
-        kept = self.block_manager.keep_shared(request.sequence_id) * self.block_manager.block_size
-        if kept and request.window_start == 0:
-            request.num_computed_tokens = min(kept, request.num_settled)
-            request.num_ready = min(request.num_ready, request.num_computed_tokens)
-            request.drafter_lag = request.num_computed_tokens - request.num_ready
-            request.call_back()
-            self._parked[request.sequence_id] = request
-        else:
-            self._take_blocks(request)
-        self._wait(request)
-        self.preempted.append(request)
-
-    def lose_all_blocks(self) -> None:
-        """Nobody knows any more what the pages hold: everything is computed again."""
-        self.block_manager.forget_names()
-        for request in list(self.running):
-            self.running.remove(request)
-            request.num_preemptions += 1
-            self._wait(request)
-            self.preempted.append(request)
-        for request in self.waiting:
-            self._take_blocks(request)
-
-    def _fail(self, request: Request) -> bool:
-        self.remove(request)
-        for one in request.family:
-            one.finish(
-                "error",
-                f"{len(one.token_ids)} tokens need more than all {self.block_manager.num_blocks} "
-                f"blocks of {self.block_manager.block_size}: raise EngineConfig.num_blocks",
-            )
-        self.failed += request.family
-        return False
-
     def _admit(self, request: Request) -> bool:
         """Let the first of the waiting run, if there is a place and blocks for its whole context.
         A parked one goes on with what it holds, one from elsewhere with its pages. True when the
@@ -268,16 +160,6 @@ class Scheduler:
         """The first in the queue has no room. Running requests will end and give it some; if there
         are none, those that are parked hold it."""
         return not self.running and self._unpark(useless_too=True)
-
-    def _run(self, request: Request) -> None:
-        request.state = RUNNING
-        insort(self.running, request, key=ARRIVAL)
-
-    def _wait(self, request: Request) -> None:
-        request.state = WAITING
-        if not self.waiting or self.waiting[-1].sequence_id < request.sequence_id:
-            return self.waiting.append(request)
-        self.waiting.insert(bisect(self.waiting, request.sequence_id, key=ARRIVAL), request)
 
     def _limits(self, step: list[Scheduled]) -> StepLimits:
         """What the decode rows leave of the step's tokens and time."""

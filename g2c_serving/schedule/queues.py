@@ -1,0 +1,132 @@
+"""Who runs, who waits, and who holds blocks meanwhile: the queues that the scheduler fills.
+
+Both are in order of arrival: requests are admitted from the head of the one and preempted from the
+end of the other. Whoever waits holds no block, but for a fork that found no seat or was preempted:
+it is parked, and keeps what it shares until somebody needs the room. Brief, section 1.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect, insort
+from collections import deque
+from operator import attrgetter
+
+from g2c_serving.request import RUNNING, WAITING, Request
+from g2c_serving.schedule.arrivals import Arrivals
+from g2c_serving.schedule.prefix_tiers import PrefixCache
+
+ARRIVAL = attrgetter("sequence_id")
+
+
+class Queues:
+    """Waiting and running requests, at most `max_running` of them."""
+
+    def __init__(self, prefix_cache: PrefixCache, max_running: int) -> None:
+        self.prefix_cache, self.block_manager = prefix_cache, prefix_cache.block_manager
+        self.max_running = max_running
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.preempted: list[Request] = []  # until the engine takes note of them
+        self.failed: list[Request] = []  # finished with an error, likewise
+        self._parked: dict[int, Request] = {}  # waiting with blocks, by sequence id
+        self.arrivals = Arrivals(prefix_cache)  # waiting with pages in host memory
+
+    def add(self, request: Request) -> None:
+        """Queue a request. One that comes late, since its grammar had to be compiled, stands where
+        its arrival puts it."""
+        self._wait(request)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let `child` go on from where `parent` is, on the same blocks. It runs if there is a seat
+        and nobody waits who came before it; else it is parked. The child of one that waits, or that
+        replays its window, waits like a new request."""
+        if parent.sequence_id not in self.block_manager.tables or parent.is_replaying:
+            return self.add(child)
+        child.num_computed_tokens = parent.num_settled  # in time what is on its way is there, too,
+        child.num_ready = parent.num_ready  # but nobody knows whether it will fail
+        child.was_computed = parent.was_computed
+        child.drafter_lag = child.num_computed_tokens - child.num_ready
+        child.window_start, child.replay_until = parent.window_start, parent.replay_until
+        child.block_hashes = list(parent.block_hashes)
+        child.was_admitted = True  # it did not find them: they are shared
+        self.block_manager.fork(parent.sequence_id, child.sequence_id, child.num_computed_tokens)
+        first = not self.waiting or child.sequence_id < self.waiting[0].sequence_id
+        if first and len(self.running) < self.max_running:
+            self._run(child)
+        else:
+            self._parked[child.sequence_id] = child
+            self._wait(child)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request and take its blocks back."""
+        if request.state == WAITING:
+            self.waiting.remove(request)
+        elif request in self.running:
+            self.running.remove(request)
+        self._take_blocks(request)
+        self.arrivals.forget(request, has_ended=True)
+
+    def lose_all_blocks(self) -> None:
+        """Nobody knows any more what the pages hold: everything is computed again."""
+        self.block_manager.forget_names()
+        for request in list(self.running):
+            self.running.remove(request)
+            request.num_preemptions += 1
+            self._wait(request)
+            self.preempted.append(request)
+        for request in self.waiting:
+            self._take_blocks(request)
+
+    def _run(self, request: Request) -> None:
+        request.state = RUNNING
+        insort(self.running, request, key=ARRIVAL)
+
+    def _wait(self, request: Request) -> None:
+        request.state = WAITING
+        if not self.waiting or self.waiting[-1].sequence_id < request.sequence_id:
+            return self.waiting.append(request)
+        self.waiting.insert(bisect(self.waiting, request.sequence_id, key=ARRIVAL), request)
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        request.num_preemptions += 1
+        kept = self.block_manager.keep_shared(request.sequence_id) * self.block_manager.block_size
+        if kept and request.window_start == 0:
+            request.num_computed_tokens = min(kept, request.num_settled)
+            request.num_ready = min(request.num_ready, request.num_computed_tokens)
+            request.drafter_lag = request.num_computed_tokens - request.num_ready
+            request.call_back()
+            self._parked[request.sequence_id] = request
+        else:
+            self._take_blocks(request)
+        self._wait(request)
+        self.preempted.append(request)
+
+    def _unpark(self, useless_too: bool) -> bool:
+        """Take the blocks of the request that was parked last. Not where that frees none, since
+        running ones use them too, unless `useless_too`. False if nothing was taken."""
+        if not self._parked:
+            return False
+        last = next(reversed(self._parked))
+        if not useless_too and not self.block_manager.frees(last):
+            return False
+        self._take_blocks(self._parked[last])
+        return True
+
+    def _take_blocks(self, request: Request) -> None:
+        self._parked.pop(request.sequence_id, None)
+        self.prefix_cache.forget(request)
+        self.arrivals.forget(request)
+        self.block_manager.free(request.sequence_id)
+        request.lose_blocks()
+
+    def _fail(self, request: Request) -> bool:
+        self.remove(request)
+        for one in request.family:
+            one.finish(
+                "error",
+                f"{len(one.token_ids)} tokens need more than all {self.block_manager.num_blocks} "
+                f"blocks of {self.block_manager.block_size}: raise EngineConfig.num_blocks",
+            )
+        self.failed += request.family
+        return False
