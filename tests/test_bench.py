@@ -4,19 +4,20 @@ bars. No time is asserted."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from small_models import random_lm
 
-from g2c_serving.lab import bench, contestants, step_times
+from g2c_serving.lab import bench, contestants, step_floor, step_times
 from g2c_serving.lab.bench_report import Line, Report, Sizes, table
 from g2c_serving.lab.bench_run import one_thread
 from g2c_serving.lab.contestants import Contestant, made_up_prompts, race, share_equal
 from g2c_serving.lab.dense import DenseModel, PlainLinear
 from g2c_serving.lab.one_user import OneUserModel
 
-SMALL = Sizes(3, 6, 4, 1, 1, 2, 1, 1.0, (1, 2), 3, (5,), 2)
+SMALL = Sizes(3, 6, 4, 1, 1, 2, 1, 1.0, (1, 2), 3, (5,), 2, (1, 3))
 BARS = {  # what the engine is held to, in the table's order
     "random: ours / one-user loop": 4,
     "random: ours, max_num_seqs=1 / one-user loop": None,
@@ -27,6 +28,8 @@ BARS = {  # what the engine is held to, in the table's order
     "random: step of 3 requests / dense forward": 1.25,
     "random: step of 3 requests / dense packed forward": None,
     "random: Python outside forward and sampler / step": 0.15,
+    "random: step of 1 requests / linear layers and one read of the KV": None,
+    "random: step of 3 requests / linear layers and one read of the KV": None,
 }
 
 
@@ -42,10 +45,24 @@ def test_the_table_has_every_row(report):
     assert [row["requests"] for row in report.by_requests] == [1, 2]
     assert [row["prompt"] for row in report.by_context] == [5]
     assert [row["requests"] for row in report.by_requests_inflated] == [1, 2]
-    assert sum(report.profile.values()) == pytest.approx(1, abs=0.5)
+    assert [row["requests"] for row in report.by_floor] == [1, 3]
     text = table(report)
     assert all(name in text for name in BARS)
     assert "CPU-second" in text and report.machine in text
+
+
+def test_a_floor_counts_what_it_says():
+    """Right values: the parts' own sums; the read is of all keys and values of the tokens."""
+    lm = random_lm()
+    floor = step_floor.measure(lm, 3, 6)
+    assert floor.linear_ms > 0 and floor.read_ms > 0 and floor.step_ms > 0
+    assert floor.ratio == floor.step_ms / (floor.linear_ms + floor.read_ms)
+    row = floor.as_row()
+    of_step = [row[name] for name in floor.shares]
+    assert sum(of_step) == pytest.approx(floor.step_ms, rel=0.5)
+    assert floor.shares["linear layers"] > 0 and floor.shares["attention"] > 0
+    at_64 = replace(floor, requests=64)
+    assert step_floor.line("m", at_64).bar == 1.5 and step_floor.line("m", floor).bar is None
 
 
 def test_all_who_take_part_write_the_same_tokens(report):

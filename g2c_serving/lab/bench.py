@@ -13,7 +13,7 @@ import time
 
 from g2c_serving.forward.inflate import inflate
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.lab import contestants, machine, step_times
+from g2c_serving.lab import contestants, machine, step_floor, step_times
 from g2c_serving.lab.bench_report import Line, Report, Sizes, ratio
 from g2c_serving.lab.bench_run import one_thread, progress
 from g2c_serving.lab.contestants import (
@@ -26,7 +26,7 @@ from g2c_serving.lab.contestants import (
     race,
 )
 
-QUICK = Sizes(4, 8, 8, 1, 1, 2, 1, 30, (1, 4), 4, (8, 32), 2)
+QUICK = Sizes(4, 8, 8, 1, 1, 2, 1, 30, (1, 4), 4, (8, 32), 2, (1, 4))
 
 
 def measure(lm: LanguageModel, sizes: Sizes) -> Report:
@@ -46,8 +46,10 @@ def measure(lm: LanguageModel, sizes: Sizes) -> Report:
         report.by_requests = [growth(lm, everybody, n, sizes.prompt, sizes) for n in sizes.growth]
         report.by_context = [growth(lm, everybody, few, n, sizes) for n in sizes.contexts]
         report.by_requests_inflated = [step_growth(big, n, prompt_len=8) for n in sizes.growth]
-        progress("profile")
-        report.profile = step_times.profile(lm, sizes.requests, sizes.prompt, steps=16)
+        progress("floors of the decode step")
+        floors = [step_floor.measure(lm, n, sizes.prompt) for n in sizes.floors]
+        report.lines += [step_floor.line(lm.name, floor) for floor in floors]
+        report.by_floor = [floor.as_row() for floor in floors]
     report.seconds = time.perf_counter() - start
     return report
 

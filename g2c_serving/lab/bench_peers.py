@@ -16,7 +16,7 @@ from pathlib import Path
 
 from g2c_serving.export_command import export_gpt2
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.lab import contestants, machine, step_times
+from g2c_serving.lab import contestants, machine, step_floor
 from g2c_serving.lab.bench_report import Line, aligned, as_json, grid, ratio, ratio_rows
 from g2c_serving.lab.bench_run import one_thread, progress
 from g2c_serving.lab.contestants import CONTINUOUS, OURS, Contestant, made_up_prompts, race
@@ -45,7 +45,7 @@ class PeerReport:
     sizes: PeerSizes
     lines: list[Line] = field(default_factory=list)
     by_requests: list[dict[str, float]] = field(default_factory=list)
-    profile: dict[str, float] = field(default_factory=dict)
+    by_floor: list[dict[str, float]] = field(default_factory=list)
 
     def as_json(self) -> str:
         return as_json(self)
@@ -83,14 +83,15 @@ def measure(
         others += [(one.name, one) for one in contestants.transformers_pair(lm, dtype)]
         mine = contestants.ours(lm, dtype=dtype)
         _fill(report, lm, mine, others)
-        report.profile = step_times.profile(lm, sizes.requests, sizes.prompt, steps=16)
+        progress("floors of the decode step")
+        for count in sizes.growth:
+            report.by_floor.append(step_floor.measure(lm, count, sizes.prompt, dtype).as_row())
     return report
 
 
 def table(report: PeerReport) -> str:
     """The report as text."""
     s = report.sizes
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in report.profile.items())
     return "\n".join(
         [
             f"{report.model} exported as a GPT-2: {s.requests} requests of {s.prompt} + {s.new} "
@@ -104,7 +105,8 @@ def table(report: PeerReport) -> str:
             f"Tokens per CPU-second as requests grow, {s.growth_new} new tokens each:",
             *aligned(grid(report.by_requests)),
             "",
-            f"A decode step of ours with {s.requests} requests in float32, by operator: {shares}",
+            "A decode step of ours and its floor, in CPU ms; then the step by operator:",
+            *aligned(grid(report.by_floor)),
         ]
     )
 

@@ -28,6 +28,7 @@ class Sizes:
     growth_new: int = 16
     contexts: tuple[int, ...] = (32, 128, 256, 448)
     context_requests: int = 8
+    floors: tuple[int, ...] = (1, 8, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Report:
     by_requests: list[dict[str, float]] = field(default_factory=list)
     by_requests_inflated: list[dict[str, float]] = field(default_factory=list)
     by_context: list[dict[str, float]] = field(default_factory=list)
-    profile: dict[str, float] = field(default_factory=dict)
+    by_floor: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
 
     def as_json(self) -> str:
@@ -75,7 +76,6 @@ def table(report: Report) -> str:
     """The report as text."""
     s = report.sizes
     versions = ", ".join(f"{name} {value}" for name, value in report.versions.items())
-    shares = [f"{name} {share:.0%}" for name, share in report.profile.items()]
     return "\n".join(
         [
             f"{s.requests} requests of {s.prompt} + {s.new} tokens, greedy, float32, one thread.",
@@ -94,7 +94,8 @@ def table(report: Report) -> str:
             f"Decode steps with the weights inflated to {s.megabytes:g} MB:",
             *aligned(grid(report.by_requests_inflated)),
             "",
-            f"A decode step of {s.requests} requests, by operator: {', '.join(shares)}",
+            "A decode step and its floor, in CPU ms; then the step by operator:",
+            *aligned(grid(report.by_floor)),
         ]
     )
 

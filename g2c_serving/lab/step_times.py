@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
@@ -74,10 +73,12 @@ class TimedEngine(Engine):
         return sampled
 
 
-def filled(lm: LanguageModel, requests: int, prompt_len: int, new_tokens: int) -> TimedEngine:
+def filled(
+    lm: LanguageModel, requests: int, prompt_len: int, new_tokens: int, dtype: str = "float32"
+) -> TimedEngine:
     """An engine that has added `requests` made-up prompts."""
     blocks = requests * -(-(prompt_len + new_tokens) // 16)
-    engine = TimedEngine(lm, EngineConfig(num_blocks=blocks, max_num_seqs=requests))
+    engine = TimedEngine(lm, EngineConfig(num_blocks=blocks, max_num_seqs=requests, dtype=dtype))
     params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
     for prompt in made_up_prompts(lm, requests, prompt_len):
         engine.add(prompt, params)
@@ -150,19 +151,21 @@ def compare(
     return {name: sum(times) / len(times) for name, times in best.items()}
 
 
-def profile(lm: LanguageModel, requests: int, prompt_len: int, steps: int) -> dict[str, float]:
+def profile(
+    lm: LanguageModel, requests: int, prompt_len: int, steps: int, dtype: str = "float32"
+) -> dict[str, float]:
     """Shares of a decode step's time by what it is for, as torch's profiler sees it: each
     operator's own time; `Python and the rest` is what lies between operators."""
-    engine = filled(lm, requests, prompt_len, new_tokens=steps + 64)
+    engine = filled(lm, requests, prompt_len, steps + 64, dtype)
     engine_steps(engine, requests, most=4)
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # it would tell of its start on the screen
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         start = time.perf_counter()
         engine_steps(engine, requests, most=steps)
         spent = time.perf_counter() - start
-    parts: dict[str, float] = defaultdict(float)
+    parts = dict.fromkeys((*KINDS.values(), "other operators"), 0.0)
     for event in profiler.key_averages():
         kind = next((kind for part, kind in KINDS.items() if part in event.key), "other operators")
         parts[kind] += event.self_cpu_time_total / 1e6 / spent
     parts["Python and the rest"] = max(0.0, 1 - sum(parts.values()))
-    return dict(sorted(parts.items(), key=lambda part: -part[1]))
+    return parts
