@@ -1,4 +1,7 @@
-"""Routing and the pools: closed forms of queueing, the rules by hand, nobody lost."""
+"""Routing and the prefill pool: closed forms of queueing, the rules by hand, nobody lost.
+
+More closed forms, and tighter, stand in test_prefill_queues.py, whose queues are this pool's.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2c_serving.cluster import routing
-from g2c_serving.cluster.decode_pool import DecodePool, Traffic
-from g2c_serving.cluster.prefill_pool import PrefillPool, Prompt, busiest, sessions, single_prompts
+from g2c_serving.cluster.prefill_pool import PrefillPool, Prompt, busiest, sessions
 from g2c_serving.cluster.routing import Machines, Request
-from g2c_serving.schedule.cost_model import CostModel
 
 
 def per_token(q: int, c: int) -> float:
@@ -25,10 +26,21 @@ def per_token(q: int, c: int) -> float:
 def exponential(number: int, rate: float, mean: float, seed: int = 0) -> list[Prompt]:
     """Poisson arrivals, `rate` a microsecond; exponential lengths."""
     draw = np.random.default_rng(seed)
-    times = np.cumsum(draw.exponential(1 / rate, number)).round().astype(int)
-    lengths = np.maximum(1, draw.exponential(mean, number).round()).astype(int)
-    pairs = zip(times.tolist(), lengths.tolist(), strict=True)
-    return [Prompt(time, k, length) for k, (time, length) in enumerate(pairs)]
+    return arriving(draw.exponential(1 / rate, number), draw.exponential(mean, number))
+
+
+def lognormal(number: int, gap_us: float, spread: float, seed: int = 0) -> list[Prompt]:
+    """Poisson arrivals; lengths about 5,000."""
+    draw = np.random.default_rng(seed)
+    lengths = 5000 * np.exp(spread * draw.standard_normal(number))
+    return arriving(draw.exponential(gap_us, number), lengths)
+
+
+def arriving(gaps: np.ndarray, lengths: np.ndarray) -> list[Prompt]:
+    """Prompts of sessions of one turn."""
+    times = np.cumsum(gaps).round().astype(int).tolist()
+    whole = np.maximum(1, lengths.round()).astype(int).tolist()
+    return [Prompt(t, k, n) for k, (t, n) in enumerate(zip(times, whole, strict=True))]
 
 
 def mean_wait(served) -> float:
@@ -45,30 +57,9 @@ def test_one_machine_is_m_m_1():
     assert mean_wait(found) == pytest.approx(1.5e4, rel=0.08)
 
 
-def test_at_random_each_machine_is_m_m_1_of_its_own():
-    """At a load of 0.5 the mean wait is one mean work."""
-    prompts = exponential(30_000, 4 * 0.5 / 1e4, 1e4, seed=2)
-    found = PrefillPool(4, routing.at_random(1), per_token).serve(prompts)
-    assert mean_wait(found) == pytest.approx(1e4, rel=0.08)
-
-
-def erlang_c(machines: int, load: float) -> float:
-    """The chance to wait, of M/M/machines at this load a machine."""
-    offered = machines * load
-    full = offered**machines / math.factorial(machines) / (1 - load)
-    return full / (full + sum(offered**k / math.factorial(k) for k in range(machines)))
-
-
-def test_least_work_is_one_queue_for_all():
-    """So its mean wait is that of M/M/4: Erlang's C / (machines * (1 - load)) mean works."""
-    prompts = exponential(30_000, 4 * 0.7 / 1e4, 1e4, seed=3)
-    found = PrefillPool(4, routing.least_work, per_token).serve(prompts)
-    assert mean_wait(found) == pytest.approx(1e4 * erlang_c(4, 0.7) / (4 * 0.3), rel=0.08)
-
-
 def test_a_tier_is_m_g_1_with_the_prompts_that_it_gets():
     """Pollaczek and Khinchine: rate * mean square of the work / (2 * (1 - load)), a tier."""
-    prompts = single_prompts(30_000, 4000, 5000, 0.8, seed=4)
+    prompts = lognormal(30_000, 4000, 0.8, seed=4)
     lengths = [prompt.length for prompt in prompts]
     edges = routing.equal_work_edges(lengths, lengths, 2)
     router = routing.in_tiers(edges, routing.at_random(2))
@@ -114,6 +105,20 @@ def test_what_each_rule_looks_at():
     assert [turn(seen, Request(7)) for _ in range(4)] == [0, 1, 2, 0]
 
 
+def test_of_idle_machines_the_one_that_waits_longest():
+    """Machine 0 ends at 300, machine 1 at 100: the prompt of 400 goes to 1, not to the first."""
+    prompts = [Prompt(0, 0, 300), Prompt(0, 1, 100), Prompt(400, 2, 50), Prompt(420, 3, 50)]
+    found = PrefillPool(2, routing.least_work, per_token).serve(prompts)
+    assert [one.machine for one in found] == [0, 1, 1, 0]
+
+
+def test_work_counts_what_is_cached():
+    """500 new tokens on 10,000, of which 9,984 in whole blocks: 516 * (1 + 9,984) microseconds."""
+    prompts = [Prompt(0, 0, 10_000), Prompt(50_000_000_000, 0, 10_500)]
+    found = PrefillPool(1, routing.least_work, lambda q, c: q * (1 + c) / 1000).serve(prompts)
+    assert [one.work for one in found] == [10_000, 516 * 9_985]
+
+
 def test_at_random_is_even_and_seeded():
     seen = Machines.idle(4)
     one, again = routing.at_random(5), routing.at_random(5)
@@ -133,7 +138,7 @@ def test_tiers():
 def test_edges_share_the_work():
     """Works 1 to 8 are 36; a third of it is done with 5 (15), two thirds with 7 (28)."""
     assert routing.equal_work_edges(range(1, 9), range(1, 9), 3) == [5, 7]
-    lengths = [prompt.length for prompt in single_prompts(4000, 1, 5000, 1.0)]
+    lengths = [prompt.length for prompt in lognormal(4000, 1, 1.0)]
     edges = routing.equal_work_edges(lengths, lengths)
     tiers = np.array([routing.tier_of(length, edges) for length in lengths])
     work = np.bincount(tiers, weights=lengths)
@@ -170,19 +175,29 @@ def test_what_is_not_computed_yet_is_not_found():
     assert [one.computed for one in found] == [10_000, 10_500, 10_500 - 80 * 128]
 
 
-def test_sessions_grow_and_come_in_order():
-    prompts = sessions(20, 5, 1e6, more=300, seed=1)
-    assert [p.time for p in prompts] == sorted(p.time for p in prompts) and len(prompts) == 100
-    for session in range(20):
-        lengths = [p.length for p in prompts if p.session == session]
-        assert len(lengths) == 5 and lengths == sorted(set(lengths))
+def test_sessions_grow_end_and_are_replaced():
+    """Ten at a time in a new order every cycle; of six turns, but for the first ten."""
+    prompts = sessions(10, 6, 600, 1e6, more=300, seed=1)
+    assert [p.time for p in prompts] == sorted(p.time for p in prompts)
+    cycles = [[p.session for p in prompts[at : at + 10]] for at in range(0, 600, 10)]
+    assert all({session % 10 for session in cycle} == set(range(10)) for cycle in cycles)
+    assert len({tuple(session % 10 for session in cycle) for cycle in cycles}) > 50
+    lengths = {s: [p.length for p in prompts if p.session == s] for s in range(max(cycles[-1]) + 1)}
+    assert all(grown == sorted(set(grown)) for grown in lengths.values())
+    over = [s for s in lengths if s + 10 in lengths]
+    assert {len(lengths[s]) for s in over if s >= 10} == {6}
+    assert len({len(lengths[s]) for s in range(10)}) > 3  # they do not end all at once
+    added = np.concatenate([np.diff([0, *grown]) for grown in lengths.values()])
+    assert np.median(added) == pytest.approx(300, rel=0.1)
+    assert prompts[-1].time / 600 == pytest.approx(1e6, rel=0.1)
 
 
 def test_every_prompt_is_served_once():
-    prompts = sessions(60, 4, 2e4, more=500)
+    prompts = sessions(60, 4, 240, 2e4, more=500)
     for router in (routing.at_random(), routing.least_work, routing.to_prefix()):
         found = PrefillPool(4, router, per_token).serve(prompts)
         assert [one.prompt for one in found] == prompts
+        assert {one.machine for one in found} == {0, 1, 2, 3}
         spans = sorted((one.machine, one.start, one.end) for one in found)
         for (m, _, end), (n, start, _) in zip(spans, spans[1:], strict=False):
             assert m != n or start >= end
@@ -194,84 +209,6 @@ def test_the_busiest_machine():
         [Prompt(0, 0, 300), Prompt(0, 1, 100)]
     )
     assert busiest(found, 2) == 1.5
-
-
-# ---- decode ----
-
-COST = CostModel(10, 0.05, 1e-6, 0, 0, 0)
-
-
-def test_every_request_leaves_once_or_is_still_there():
-    pool = DecodePool(4, 8, routing.both, COST, Traffic(answer=60))
-    run = pool.run(100)
-    assert (run.requests.sum(1) == 32).all()
-    assert len(run.began) == len(run.ended) > 32
-    assert all(begin < end for begin, end in zip(run.began, run.ended, strict=True))
-    assert sum(end == 101 for end in run.ended) == 32
-    leaving, coming = Counter(run.ended), Counter(run.began)
-    assert all(leaving[step] == coming[step] for step in range(1, 101))
-
-
-def test_a_pool_goes_on_where_it_was():
-    def pool():
-        return DecodePool(4, 8, routing.both, COST, Traffic(answer=60), seed=5)
-
-    whole, halves = pool().run(60), pool()
-    first, second = halves.run(25), halves.run(35)
-    assert (np.concatenate((first.requests, second.requests)) == whole.requests).all()
-    assert (second.began, second.ended) == (whole.began, whole.ended)
-
-
-def test_cached_tokens_are_those_of_the_requests():
-    pool = DecodePool(4, 8, routing.at_random(1), COST, Traffic(spread=1.0, answer=60))
-    pool.run(50)
-    held = np.bincount(pool._gpu, weights=pool._context, minlength=4)
-    assert pool.machines.cached == pytest.approx(held)
-
-
-def test_at_random_the_requests_of_a_gpu_are_binomial():
-    run = DecodePool(16, 32, routing.at_random(3), COST, Traffic(answer=30)).run(800)
-    assert run.requests.var() == pytest.approx(512 / 16 * 15 / 16, rel=0.15)
-
-
-def test_the_fewest_requests_keeps_the_counts_equal():
-    run = DecodePool(8, 16, routing.fewest_requests, COST).run(200)
-    assert (run.requests == 16).all()
-
-
-def test_efficiency_by_hand():
-    """Two GPUs, 3 requests and 1 of 1,000 tokens: 10.153 ms and 10.051, on average 10.102."""
-    run = DecodePool(2, 2, lambda seen, r: int(seen.requests[0] >= 3), COST, Traffic(1000, 0, 1e9))
-    found = run.run(1)
-    assert found.requests.tolist() == [[3, 1]] and found.cached.tolist() == [[3000, 1000]]
-    assert found.efficiency() == pytest.approx(10.102 / 10.153)
-    assert run.clock.now == 10_153
-    assert found.efficiency(1.09, 1.0) == pytest.approx(10.102 / (10.153 + 0.09 * 10.102))
-    assert found.efficiency(1.09, 0.0) == found.efficiency()
-
-
-def test_both_spreads_best():
-    traffic = Traffic(spread=1.0, answer=300)
-    rules = {
-        "random": routing.at_random(0),
-        "count": routing.fewest_requests,
-        "cache": routing.least_cache,
-        "both": routing.both,
-    }
-    found = {
-        name: DecodePool(16, 16, rule, CostModel(5, 0.2, 3e-6, 0, 0, 0), traffic).run(200)
-        for name, rule in rules.items()
-    }
-    rates = {name: run.efficiency() for name, run in found.items()}
-    assert max(rates, key=rates.__getitem__) == "both" and min(rates.values()) == rates["random"]
-    assert all(0 < rate <= 1 for rate in rates.values())
-
-
-def test_lengths_that_come():
-    contexts, steps = Traffic(1000, 0.5, 325, 3.25).draw(100_000, np.random.default_rng(0))
-    assert contexts.mean() == pytest.approx(1000, rel=0.02)
-    assert np.log(contexts).std() == pytest.approx(0.5, rel=0.02)
-    assert steps.mean() == pytest.approx(100.5, rel=0.02)  # rounded up
 
 
 # ---- what is refused ----
@@ -287,14 +224,8 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="in order of time"):
         PrefillPool(1, routing.least_work, per_token).serve([Prompt(5, 0, 1), Prompt(4, 1, 1)])
     with pytest.raises(ValueError, match="gap_us=0"):
-        single_prompts(3, 0, 100, 1)
-    with pytest.raises(ValueError, match="spread=-0.1"):
-        single_prompts(3, 1, 100, -0.1)
+        sessions(3, 2, 9, 0, 100)
     with pytest.raises(ValueError, match="more=0"):
-        sessions(3, 2, 1e3, 0)
-    with pytest.raises(ValueError, match="spread=-1"):
-        Traffic(spread=-1)
-    with pytest.raises(ValueError, match="answer=0"):
-        Traffic(answer=0)
-    with pytest.raises(ValueError, match="experts=0.5"):
-        DecodePool(1, 1, routing.both, COST).run(1).efficiency(0.5)
+        sessions(3, 2, 9, 1e3, 0)
+    with pytest.raises(ValueError, match="number=0"):
+        sessions(3, 2, 0, 1e3, 100)

@@ -1,59 +1,126 @@
-"""The panels about routing: every control moves them, and what they say at known settings."""
+"""The panels about routing: what they show at known settings, and what notebook 07 says of them."""
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
+from notebook_session import read
+from panels import each_control_moves
 
-from g2c_serving.cluster.prefill_pool import Prompt, single_prompts
-from g2c_serving.lab import charts, decode_spread, prefill_tiers, prefill_work, prefix_routing
+from g2c_serving.cluster import routing
+from g2c_serving.cluster.prefill_pool import PrefillPool, Prompt
+from g2c_serving.lab import (
+    charts,
+    decode_grid,
+    decode_spread,
+    prefill_tiers,
+    prefill_work,
+    prefix_grid,
+    prefix_routing,
+    simulated,
+)
+from g2c_serving.paths import NOTEBOOKS
 
-PANELS = (decode_spread.panel, prefill_tiers.panel, prefix_routing.panel)
+
+@pytest.fixture(scope="module")
+def cells():
+    return {cell.id: cell.source for cell in read(NOTEBOOKS / "07_infrastructure.ipynb").cells}
 
 
-@pytest.mark.parametrize("panel", PANELS)
+@pytest.mark.parametrize("panel", [decode_spread.panel, prefill_tiers.panel, prefix_routing.panel])
 def test_every_control_moves_the_sentence_and_the_picture(panel):
-    shown = panel()
-    for control in shown.controls.values():
-        before = control.value
-        for end in control.ends if control.ends[0] != control.value else control.ends[::-1]:
-            text, png, draws = shown.text, shown.png, shown.draws
-            control.value = end
-            assert shown.error is None and shown.draws == draws + 1
-            assert shown.text != text and shown.png != png
-        control.value = before
+    each_control_moves(panel)
+
+
+def test_margins():
+    """1, 2, 3, 6: a mean of 3, a deviation of sqrt(14 / 3), two errors of sqrt(14 / 12)."""
+    seeds = np.array([1.0, 2, 3, 6])
+    assert simulated.margin(seeds) == pytest.approx(2 * np.sqrt(14 / 12))
+    assert simulated.plus_minus(seeds) == "3.00 \u00b1 2.16"
+    assert simulated.plus_minus(seeds, "+.0f", 10) == "+30 \u00b1 22"
 
 
 # ---- decode ----
 
 
 def test_step_times_go_through_the_chart():
-    cost = decode_spread.step_cost()
+    cost = decode_grid.step_cost()
     for requests in (8, 256):
         ms = cost.decode_cost(requests, requests * 131 * 1024)
         assert ms == pytest.approx(charts.decode_point(requests).step_ms)
 
 
+@pytest.mark.parametrize(
+    "setting", [("round robin", 1.0, 131072, 8), ("by both", 1.5, 8192, 8)], ids=["turn", "both"]
+)
+def test_the_file_of_decode_runs(setting):
+    """Simulated again, and without the first thousand steps."""
+    again, kept = decode_grid.measure(*setting), decode_grid.find(*setting)
+    for name in ("slowest", "requests", "cached", "last_requests", "last_cached"):
+        assert getattr(again, name) == pytest.approx(getattr(kept, name), rel=1e-5)
+    run = decode_grid.simulate(*setting, seed=3)
+    assert len(run.requests) == 200 and max(run.ended) == 1201  # the one after the last step
+    assert 1000 == 5 * 650 / 3.25
+
+
+def test_turns_are_less_even_after_a_while_than_at_the_start():
+    """What a run of one mean answer would show: the turns that filled the pool."""
+    kept = decode_grid.find("round robin", 1.0, 131072, 60)
+    rule = decode_grid.RULES["round robin"](0)
+    traffic = decode_grid.Traffic(context=131072, spread=1.0)
+    new = decode_grid.DecodePool(32, 60, rule, decode_grid.step_cost(), traffic).run(20)
+    assert new.requests.max(1).mean() / 60 < 1.05 < 1.1 < kept.requests.min()
+
+
 def test_the_rules_in_order():
-    found = {rule: decode_spread.run(rule, 1.0, 65536, 60) for rule in decode_spread.RULES}
-    rates = {rule: run.efficiency() for rule, run in found.items()}
+    found = {rule: decode_grid.find(rule, 1.0, 65536, 60) for rule in decode_grid.RULES}
+    rates = {rule: one.efficiency().mean() for rule, one in found.items()}
     assert rates["at random"] < rates["round robin"] < rates["by count"] < rates["by both"] < 1
-    assert (found["by count"].requests == 60).all()
+    assert (found["by count"].requests == 1).all() and (found["by count"].last_requests == 60).all()
 
 
 def test_contexts_that_are_alike_are_balanced_by_count():
-    assert decode_spread.run("by count", 0.0, 65536, 60).efficiency() > 0.999
+    assert decode_grid.find("by count", 0.0, 65536, 60).efficiency().min() > 0.999
     shown = decode_spread.panel()
     shown.controls["rule"].value, shown.controls["spread"].value = "by count", 0.0
-    assert "1.00 times the average in requests and 1.0" in shown.text
+    assert "1.00 \u00b1 0.00 times the average in requests and 1.0" in shown.text
 
 
-def test_the_table_has_a_row_a_rule():
+def test_efficiency_is_that_of_the_runs():
+    run = decode_grid.simulate("by both", 1.0, 32768, 8, 0)
+    kept = decode_grid.find("by both", 1.0, 32768, 8)
+    for experts, share in ((1.0, 0.5), (1.09, 0.5), (1.3, 1.0)):
+        expected = run.efficiency(experts, share)
+        assert kept.efficiency(experts, share)[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_bars_are_the_gpus_of_the_last_step():
+    shown, cost = decode_spread.panel(), decode_grid.step_cost()
+    kept = decode_grid.find("at random", 1.0, 131072, 60)
+    ms = cost.base + cost.per_row * kept.last_requests + cost.per_context * kept.last_cached
+    assert shown.artists["slowest"].get_data()[1][0] == pytest.approx(ms.max())
+    assert shown.artists["perfect"].get_data()[1][0] == pytest.approx(ms.mean())
+
+
+def test_what_the_page_says_of_decode(cells):
+    """Each sentence that compares, against all eight seeds."""
     table = decode_spread.efficiency_table()
-    assert [row[0] for row in table.rows] == list(decode_spread.RULES)
+    assert [row[0] for row in table.rows] == list(decode_grid.RULES)
+    at = {rule: decode_grid.find(rule, 1.0, 131072, 60) for rule in decode_grid.RULES}
+    both, blind = at["by both"], at["at random"]
+    for rule in list(at)[:-1]:
+        assert (both.efficiency() > at[rule].efficiency()).all()
+    assert at["by cached tokens"].requests.min() > 1.25 > 1.01 > at["by count"].requests.max()
+    assert at["by count"].cached.min() > 1.25 > 1.2 > at["by cached tokens"].cached.max()
+    assert "stays above 85 %" in cells["spread-words"]
+    for setting in product(decode_grid.SPREADS, decode_grid.CONTEXTS, decode_grid.PER_GPU):
+        assert decode_grid.find("by both", *setting).efficiency(1.09, 1).mean() > 0.85
+    assert 0.78 < blind.efficiency(1.09, 1).mean() < 0.84
 
 
-# ---- prefill ----
+# ---- prefill, tiers ----
 
 
 def test_work_by_hand():
@@ -61,37 +128,154 @@ def test_work_by_hand():
     prompts = [Prompt(0, 1, 1000), Prompt(5, 1, 1500)]
     later = 604 * (0.02 + 896 * 2e-7 + 604 * 1e-7)
     assert prefill_work.alone_ms(prompts) == pytest.approx([20.1, later])
+    assert prefill_tiers.work_of(np.array([1000])).tolist() == [20_100]
 
 
-def test_the_load_is_as_asked():
-    def make(gap_us):
-        return single_prompts(4000, gap_us, 4000, 1.0)
+@pytest.mark.parametrize("rule", ["round robin", "four tiers", "least work queued"])
+def test_the_panel_s_waits_are_the_pool_s(rule):
+    """One seed on the virtual clock, its first thousand prompts left out."""
+    seed, drawn, edges = 7, prefill_tiers.draws(), prefill_tiers.edges_before(1.2)
+    lengths = prefill_tiers.lengths_of(drawn.lengths, 1.2)
+    gap_us = prefill_tiers.work_of(lengths).mean() / (8 * 0.8)
+    times = np.cumsum(drawn.gaps[seed] * gap_us).round().astype(int).tolist()
+    pairs = enumerate(zip(times, lengths[seed].tolist(), strict=True))
+    prompts = [Prompt(time, k, length) for k, (time, length) in pairs]
+    routers = {"round robin": routing.round_robin(), "four tiers": routing.in_tiers(edges)}
+    router = routers.get(rule, routing.least_work)
+    served = PrefillPool(8, router, prefill_work.COST.cost).serve(prompts)[1000:]
+    found = prefill_tiers.first_tokens(1.2, 0.8, 8).first_token[rule][:, seed]
+    for tier in range(prefill_tiers.TIERS):
+        low, high = ([0, *edges][tier], [*edges, 10**6][tier])
+        s = [float(one.first_token) / 1e6 for one in served if low < one.prompt.length <= high]
+        assert found[tier] == pytest.approx(np.mean(s), rel=1e-9)
 
-    prompts = prefill_work.pressed(make, machines=8, load=0.5)
-    work = prefill_work.alone_ms(prompts).sum() * 1000
-    assert work / (8 * prompts[-1].time) == pytest.approx(0.5, rel=0.05)
+
+def test_edges_come_from_other_prompts_and_share_the_work():
+    """A quarter of the work each, as nearly as 100,000 prompts of such lengths tell."""
+    lengths = prefill_tiers.lengths_of(prefill_tiers.draws().lengths, 1.2)
+    tiers = np.searchsorted(prefill_tiers.edges_before(1.2), lengths)
+    shares = np.bincount(tiers.ravel(), weights=prefill_tiers.work_of(lengths).ravel())
+    shares /= shares.sum()
+    assert shares == pytest.approx(0.25, abs=0.02) and shares.max() - shares.min() > 1e-3
 
 
-def test_short_prompts_gain_most_from_tiers():
-    means, edges, _ = prefill_tiers.first_tokens(1.2, 0.8, 8)
-    assert edges == sorted(edges) and len(edges) == prefill_tiers.TIERS - 1 == 3
-    gains = means["at random"] / means["four tiers"]
-    assert gains[0] > 4 and gains[0] == gains.max()
+def test_efficiency_of_a_batch_on_the_clock():
+    """Turns, the first seed's 64 prompts a machine, all at time 0: the last to end decides."""
+    lengths = prefill_tiers.lengths_of(prefill_tiers.draws().lengths, 1.2)[0, : 64 * 8]
+    prompts = [Prompt(0, k, length) for k, length in enumerate(lengths.tolist())]
+    served = PrefillPool(8, routing.round_robin(), prefill_work.COST.cost).serve(prompts)
+    work, last = sum(one.work for one in served), max(one.end for one in served)
+    found = prefill_tiers.first_tokens(1.2, 0.8, 8).efficiency["round robin"][0]
+    assert found == pytest.approx(work / 8 / last, rel=1e-9)
+    less = prefill_tiers.first_tokens(1.2, 0.5, 8).efficiency["round robin"][0]
+    assert found == less
+
+
+def test_a_larger_batch_is_more_even():
+    """Eight times as many prompts at once: every rule runs nearer to perfect balance."""
+    lengths = prefill_tiers.lengths_of(prefill_tiers.draws().lengths, 1.2)[:, : 8 * 64 * 8]
+    work = prefill_tiers.work_of(lengths)
+    tiers = np.searchsorted(prefill_tiers.edges_before(1.2), lengths)
+    few = prefill_tiers.first_tokens(1.2, 0.8, 8).efficiency
+    for rule in prefill_tiers.RULES:
+        ends = prefill_tiers.starts(rule, 0 * work, work, tiers, 8) + work
+        assert (work.sum(1) / 8 / ends.max(1)).mean() > few[rule].mean() + 0.05
+
+
+def test_what_the_page_says_of_tiers(cells):
+    """Seed by seed on the same prompts, at the start and under more load."""
+    found = prefill_tiers.first_tokens(1.2, 0.8, 8)
+    first, at_once = found.first_token, found.efficiency
+
+    def apart(a: str, b: str, tier: int) -> float:
+        """Of the means' difference, in standard errors."""
+        more = first[a][tier] - first[b][tier]
+        return 2 * more.mean() / simulated.margin(more)
+
+    assert 9 < first["at random"][0].mean() / first["four tiers"][0].mean() < 16
+    assert "about a tenth" in cells["tiers-words"]
+    assert apart("four tiers", "at random", -1) > 2
+    assert apart("four tiers", "least work queued", -1) > 5
+    assert (first["least work queued"][-1] < first["at random"][-1]).all()
+    assert abs(first["least work queued"][0].mean() - first["four tiers"][0].mean()) < 0.1
+    assert apart("least work queued", "four tiers", 0) > 2
+    ends = [at_once[rule].mean() for rule in prefill_tiers.RULES]
+    assert ends == sorted(ends) and ends[1] < 0.78 < ends[2] < 0.86 < ends[3]
+    shown = prefill_tiers.panel()
+    assert "s longer in tiers than at random" in shown.text
+    shown.controls["load"].value = 90
+    assert "s longer in tiers than at random" in shown.text
+    shown.controls["spread"].value = 0.2
+    assert "s shorter in tiers than at random" in shown.text
 
 
 def test_where_all_prompts_are_alike_tiers_gain_nothing():
-    means, _, _ = prefill_tiers.first_tokens(0.2, 0.8, 8)
-    assert means["four tiers"].mean() > means["round robin"].mean()
+    found = prefill_tiers.first_tokens(0.2, 0.8, 8).first_token
+    assert found["four tiers"].mean() > found["round robin"].mean()
 
 
-def test_a_prefix_found_first_does_the_least_and_is_there_first():
-    own, sticky, shared = prefix_routing.outcomes(8, 0.6, 8)
-    assert shared.computed <= sticky.computed < own.computed
-    assert shared.first_token < sticky.first_token < own.first_token
-    assert shared.busiest < sticky.busiest
+# ---- prefill, prefixes ----
 
 
-def test_one_turn_has_no_prefix():
-    assert len(set(prefix_routing.outcomes(8, 0.6, 1))) == 1
-    assert prefix_routing.outcomes(8, 0.6, 1)[0].computed == 1
-    assert np.isfinite(prefix_routing.outcomes(8, 0.6, 32)[0].first_token)
+@pytest.mark.parametrize("setting", [(8, 20, 2), (4, 60, 1)], ids=["two turns", "one turn"])
+def test_the_file_of_prefix_runs(setting):
+    for seed in (0, 5):
+        again = prefix_grid.measure(*setting, seed)
+        kept = [
+            [getattr(one, name)[seed] for name in ("computed", "load", "first_token", "busiest")]
+            for one in prefix_grid.find(*setting)
+        ]
+        assert again == pytest.approx(np.array(kept), rel=1e-5)
+
+
+@pytest.mark.parametrize("turns", [2, 4, 8, 16])
+def test_what_whole_sessions_compute_if_all_is_found(turns):
+    """A turn adds m = 2,000 * exp(0.7^2 / 2) tokens on average, and half a block of the one before
+    is computed again. So a session computes turns * m + (turns - 1) * 64 tokens, of m * (1 + ... +
+    turns). (The first, short sessions would compute more of theirs.)"""
+    m = 2000 * np.exp(0.7**2 / 2)
+    expected = (turns * m + (turns - 1) * 63.5) / (m * turns * (turns + 1) / 2)
+    shared = prefix_grid.find(8, 20, turns)[2]
+    assert shared.computed.mean() == pytest.approx(expected, rel=0.02)
+    assert shared.load.mean() == pytest.approx(0.2, rel=0.03)
+
+
+def test_work_that_is_elsewhere_is_done_again_and_one_turn_has_none():
+    own, sticky, shared = prefix_grid.find(8, 20, 2)
+    assert (own.computed > sticky.computed).all()
+    assert sticky.computed.mean() == pytest.approx(shared.computed.mean(), rel=0.02)
+    one = prefix_grid.find(8, 60, 1)
+    assert all((setup.computed == 1).all() for setup in one)
+    assert one[0].first_token.tolist() == one[2].first_token.tolist()
+
+
+def test_no_steady_state_is_said():
+    assert prefix_grid.Outcome(0, np.array([0.97, 0.99]), 0, 0).is_steady is False  # margin 0.02
+    assert prefix_grid.Outcome(0, np.array([0.97, 0.98]), 0, 0).is_steady is True
+    own, sticky, shared = prefix_grid.find(8, 60, 8)
+    assert own.load.min() > 1 and not own.is_steady and sticky.is_steady and shared.is_steady
+    shown = prefix_routing.panel()
+    assert "no steady state" not in shown.text and "a load of 20 \u00b1 0%: 0." in shown.text
+    assert [text.get_text() for text in shown.artists["words"]] == [""] * 3
+    shown.controls["load"].value = 60
+    assert f"a load of {100 * own.load.mean():.0f} \u00b1 " in shown.text
+    assert shown.text.count("no steady state") == 1
+    words = [text.get_text() for text in shown.artists["words"]]
+    assert words == ["no steady\nstate", "", ""]
+
+
+def test_what_the_page_says_of_prefixes(cells):
+    words = cells["prefix-words"]
+    own, sticky, shared = prefix_grid.find(8, 20, 8)
+    assert "three quarters" in words and own.computed.mean() == pytest.approx(0.76, abs=0.02)
+    assert "three times the work" in words
+    assert own.load.mean() / shared.load.mean() == pytest.approx(3.3, abs=0.3)
+    assert "less than a quarter" in words and 0.2 < shared.computed.mean() < 0.25
+    assert (own.first_token > 2.5 * sticky.first_token).all()
+    assert all(not prefix_grid.find(8, load, 8)[0].is_steady for load in (45, 60, 75, 90))
+    for load in (20, 30, 45, 60, 75):
+        _, sticky, shared = prefix_grid.find(8, load, 8)
+        assert (sticky.first_token > shared.first_token).all() and sticky.is_steady
+    assert sticky.first_token.mean() > 2 * shared.first_token.mean()
+    _, sticky, shared = prefix_grid.find(8, 90, 8)
+    assert shared.is_steady and not sticky.is_steady

@@ -63,37 +63,32 @@ class Served:
 # ---- traffic ----
 
 
-def single_prompts(
-    number: int, gap_us: float, median: float, spread: float, seed: int = 0, most: int = 131072
+def sessions(
+    active: int, turns: int, number: int, gap_us: float, more: float, seed: int = 0
 ) -> list[Prompt]:
-    """Prompts of sessions of one turn: Poisson arrivals, `gap_us` apart on average; lengths
-    lognormal, `spread` being the standard deviation of their logarithm, from 1 to `most`."""
-    if as_number("gap_us", gap_us) <= 0 or as_number("median", median) <= 0:
-        raise ValueError(f"gap_us={gap_us} and median={median} must be above 0")
-    if as_number("spread", spread) < 0:
-        raise ValueError(f"spread={spread} must be 0 or more: 0 is all prompts alike")
-    draw, number = np.random.default_rng(seed), as_int("number", number, 1)
-    normals, waits = draw.standard_normal(number), draw.exponential(1, number)
-    times = np.cumsum(waits * gap_us).round().astype(int)
-    lengths = (median * np.exp(spread * normals)).round().clip(1, most).astype(int)
-    pairs = zip(times.tolist(), lengths.tolist(), strict=True)
-    return [Prompt(time, session, length) for session, (time, length) in enumerate(pairs)]
-
-
-def sessions(number: int, turns: int, gap_us: float, more: float, seed: int = 0) -> list[Prompt]:
-    """`number` sessions of `turns` prompts each, all of which go on all the time: Poisson arrivals,
-    `gap_us` apart on average, each the next turn of some session. A turn has about `more` tokens
-    (lognormal, 0.7) beyond the one before."""
-    number, turns = as_int("number", number, 1), as_int("turns", turns, 1)
+    """`number` prompts of `active` sessions at a time: Poisson arrivals, `gap_us` apart on average;
+    each session has a turn before one has the next, in a new order every time. A turn has about
+    `more` tokens (lognormal, 0.7) beyond the one before; after `turns` of them another session
+    takes the place. The first ones have fewer turns, 1 to `turns`, so that they do not all end at
+    once: after active * turns prompts all are whole ones."""
+    active, turns = as_int("active", active, 1), as_int("turns", turns, 1)
     if as_number("gap_us", gap_us) <= 0 or as_number("more", more) <= 0:
         raise ValueError(f"gap_us={gap_us} and more={more} must be above 0")
-    draw = np.random.default_rng(seed)
-    whose = draw.permutation(np.repeat(np.arange(number), turns))
-    lengths = np.ceil(more * np.exp(draw.normal(0, 0.7, (number, turns)))).cumsum(1).astype(int)
-    times = np.cumsum(gap_us * draw.exponential(1, number * turns)).round().astype(int)
-    left = [iter(row) for row in lengths.tolist()]
-    pairs = zip(times.tolist(), whose.tolist(), strict=True)
-    return [Prompt(time, session, next(left[session])) for time, session in pairs]
+    draw, number = np.random.default_rng(seed), as_int("number", number, 1)
+    times = np.cumsum(gap_us * draw.exponential(1, number)).round().astype(int)
+    cycles = [draw.permutation(active) for _ in range(-(-number // active))]
+    added = np.ceil(more * np.exp(draw.normal(0, 0.7, number))).astype(int)
+    left, tokens = draw.integers(1, turns + 1, active).tolist(), [0] * active  # by place
+    session, prompts = list(range(active)), []
+    rows = zip(times.tolist(), np.concatenate(cycles).tolist(), added.tolist(), strict=False)
+    for time, place, beyond in rows:
+        if not left[place]:
+            left[place], tokens[place] = turns, 0
+            session[place] += active
+        left[place] -= 1
+        tokens[place] += beyond
+        prompts.append(Prompt(time, session[place], tokens[place]))
+    return prompts
 
 
 # ---- the pool ----
@@ -142,7 +137,7 @@ class PrefillPool:
 
     def _seen(self) -> Machines:
         now = self.clock.now
-        queued = np.array([max(0, lane.free_at - now) for lane in self.lanes], float)
+        queued = np.array([lane.free_at - now for lane in self.lanes], float)
         nothing = np.zeros(len(queued))  # no rule of prefill looks at these
         return Machines(queued, nothing, nothing)
 

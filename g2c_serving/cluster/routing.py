@@ -39,7 +39,8 @@ class Request:
 @dataclass(frozen=True)
 class Machines:
     """A pool as a router sees it, an entry a machine: the work that is queued there, in the time
-    units of the pool; the requests that run there; the tokens that their caches hold."""
+    units of the pool (below 0: it has been idle for so long); the requests that run there; the
+    tokens that their caches hold."""
 
     queued: np.ndarray
     requests: np.ndarray
@@ -80,7 +81,7 @@ def round_robin() -> Router:
 
 
 def least_work(machines: Machines, request: Request) -> int:
-    """The machine with the least work queued, the lowest number of several."""
+    """The machine with the least work queued, of idle ones the one that has been so for longest."""
     return int(machines.queued.argmin())
 
 

@@ -1,4 +1,4 @@
-"""What the prefill panels share: the machines' made-up speed, and how hard a pool is pressed.
+"""What the prefill panels share: the machines' made-up speed.
 
 Simulated. A machine computes 50,000 tokens a second of a short prompt; attention doubles a token's
 cost at 100,000 tokens before it. Both are ours: the Brief gives no absolute prefill times.
@@ -6,7 +6,7 @@ cost at 100,000 tokens before it. Both are ours: the Brief gives no absolute pre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,10 +27,3 @@ def alone_ms(prompts: Sequence[Prompt]) -> np.ndarray:
         work.append(COST.cost(found.new, found.reused))
         before[prompt.session] = prompt.length
     return np.array(work)
-
-
-def pressed(make: Callable[[float], list[Prompt]], machines: int, load: float) -> list[Prompt]:
-    """`make(gap_us)`'s prompts with the gap that loads the machines to `load`, 1 being all that
-    they can do; the prompts' lengths must not depend on the gap."""
-    work_us = 1000 * alone_ms(make(1.0)).mean()
-    return make(work_us / (machines * load))
