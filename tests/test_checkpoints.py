@@ -189,16 +189,30 @@ def test_an_artifact_has_its_tokenizer(artifact):
         g.load(artifact, tokenizer=live_tokenizer())
 
 
-def test_other_kinds_of_model_are_refused(artifact):
-    """A BaseLM of the course wraps a Hugging Face model and has no blocks to read."""
-    with pytest.raises(TypeError, match="TransformerLM"):
-        g.load(SimpleNamespace(inner=object(), vocab_size=10), tokenizer=live_tokenizer())
-    with pytest.raises(ValueError, match="tokenizer"):
+def test_other_kinds_of_model_are_refused():
+    """Neither the course's nor one of transformers, by itself or as the `inner` of a wrapper."""
+    wrapper = SimpleNamespace(inner=torch.nn.Linear(2, 2), vocab_size=10)
+    for other in (wrapper, torch.nn.Linear(2, 2), 5, None, {"params": []}):
+        with pytest.raises(TypeError, match="cannot serve a .*TransformerLM has"):
+            g.load(other, tokenizer=live_tokenizer())
+    with pytest.raises(ValueError, match="needs its tokenizer"):
         g.load(live_model(course_params()))
-    manifest = {"kind": "huggingface_causal_lm"}
-    (artifact / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(TypeError, match="Hugging Face"):
-        g.load(artifact)
+    half = live_model(course_params())
+    del half.blocks[1].attn.k_proj
+    with pytest.raises(TypeError, match=r"has no blocks\.1\.attn\.k_proj\.W"):
+        g.load(half, tokenizer=live_tokenizer())
+
+
+def test_what_the_courses_own_loader_returns_is_taken():
+    """Its model with its tokenizer, under its name; an SFT model ends a turn. Right values: the
+    same model by itself."""
+    loaded = SimpleNamespace(
+        name="Mine-1M-SFT", model=live_model(course_params()), tokenizer=live_tokenizer()
+    )
+    loaded.manifest = {"base_artifact": "Mine-1M-base"}
+    lm, alone = g.load(loaded), g.load(loaded.model, tokenizer=live_tokenizer())
+    assert (lm.name, lm.eos_id, alone.eos_id) == ("Mine-1M-SFT", 262, 256)
+    assert lm.fingerprint == alone.fingerprint
 
 
 def test_an_unknown_name_lists_what_there_is():

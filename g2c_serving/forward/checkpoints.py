@@ -24,8 +24,9 @@ def load(source: Any = "tiny", tokenizer: Any = None) -> LanguageModel:
     """A language model ready to serve.
 
     source     a shipped model's name, the path of an artifact or Hugging Face folder, or a live
-               `TransformerLM`
-    tokenizer  needed with a live model: its `BPETokenizer`, or one of ours
+               model: a `TransformerLM`, or transformers' GPT-2, Llama, Mistral or Qwen2
+    tokenizer  needed with a live model: its `BPETokenizer`, or one of ours; with transformers'
+               models its fast tokenizer, or the folder of one
 
     Raises FileNotFoundError or ValueError that name the file and the remedy, TypeError for a model
     of another kind.
@@ -36,6 +37,8 @@ def load(source: Any = "tiny", tokenizer: Any = None) -> LanguageModel:
         if tokenizer is not None:
             raise ValueError("tokenizer is for live models: an artifact folder names its own")
         folder = _find_folder(source)
+        if course_artifacts.is_base_lm(folder):
+            return course_artifacts.load_base_lm(folder)
         if hugging_face.is_hugging_face(folder):
             return hugging_face.load_folder(folder)
         return course_artifacts.load_folder(folder)

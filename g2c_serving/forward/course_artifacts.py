@@ -11,6 +11,7 @@ model instead: `hf_model/` and `hf_tokenizer/`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import zipfile
@@ -21,6 +22,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from g2c_serving.forward import hugging_face
 from g2c_serving.forward.language_model import (
     LanguageModel,
     checked,
@@ -30,17 +32,16 @@ from g2c_serving.forward.language_model import (
 )
 from g2c_serving.forward.model import ModelConfig
 from g2c_serving.paths import DATA
+from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
 from g2c_serving.process.tokenizer import Tokenizer
 
-HUGGING_FACE = "huggingface_causal_lm"  # the manifest's `kind` of a BaseLM
+BASE_LM = "huggingface_causal_lm"  # the manifest's `kind` of a BaseLM
 
 
 def load_folder(folder: Path) -> LanguageModel:
     """The model of an artifact folder. FileNotFoundError or ValueError name the file and the
     remedy."""
     manifest = _read_json(folder, "manifest.json")
-    if manifest.get("kind") == HUGGING_FACE:
-        raise TypeError(f"{folder} holds a Hugging Face model; only the GPT shape of g2c is served")
     content = _read_json(folder, "config.json")
     vocab_size: Any = content.get("vocab_size", manifest.get("vocab_size"))
     try:
@@ -53,6 +54,30 @@ def load_folder(folder: Path) -> LanguageModel:
     tokenizer = _load_tokenizer(folder, manifest, config.vocab_size)
     eos_id = end_of_text(tokenizer, is_chat_model(folder.name, manifest))
     return LanguageModel(folder.name, config, weights, tokenizer, eos_id)
+
+
+def is_base_lm(folder: Path) -> bool:
+    """Whether this is an artifact of the course's BaseLM, as its manifest says."""
+    if not (folder / "manifest.json").is_file():
+        return False
+    return _read_json(folder, "manifest.json").get("kind") == BASE_LM
+
+
+def load_base_lm(folder: Path) -> LanguageModel:
+    """The Hugging Face model of a BaseLM artifact, where the artifact holds one; else
+    FileNotFoundError with the remedy."""
+    inner, words = folder / "hf_model", folder / "hf_tokenizer"
+    if not inner.is_dir():
+        named = _read_json(folder, "manifest.json").get("source")
+        raise FileNotFoundError(
+            f"{folder} is a BaseLM without its weights: hf_model/ is missing (manifest.json names "
+            f"{named!r}). Write them there: model.inner.save_pretrained(r'{inner}')"
+        )
+    tokenizer = None
+    if words.is_dir():
+        vocab_size = _read_json(inner, "config.json").get("vocab_size")
+        tokenizer = HuggingFaceTokenizer.load(words, vocab_size)
+    return dataclasses.replace(hugging_face.load_folder(inner, tokenizer), name=folder.name)
 
 
 def is_chat_model(name: str, manifest: Mapping[str, Any]) -> bool:

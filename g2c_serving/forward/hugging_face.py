@@ -20,6 +20,7 @@ from g2c_serving.forward.checkpoint_files import read_json
 from g2c_serving.forward.hugging_face_config import model_config
 from g2c_serving.forward.hugging_face_weights import find_weights
 from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
 from g2c_serving.process.no_tokenizer import NoTokenizer
 from g2c_serving.process.tokenizer import Tokenizer
 
@@ -52,8 +53,6 @@ def load_folder(folder: Path, tokenizer: Tokenizer | None = None) -> LanguageMod
 
 
 def _read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
-    from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
-
     if HuggingFaceTokenizer.holds(folder):
         return HuggingFaceTokenizer.load(folder, vocab_size)
     return NoTokenizer(folder, vocab_size)
@@ -64,6 +63,11 @@ def _end_of_text(folder: Path, fields: Mapping[str, Any], vocab_size: int) -> in
     path = folder / "generation_config.json"
     found = read_json(path).get("eos_token_id") if path.is_file() else None
     found = fields.get("eos_token_id") if found is None else found
+    return first_id(found, vocab_size)
+
+
+def first_id(found: Any, vocab_size: int) -> int | None:
+    """An eos_token_id is an id, several, or nothing: the first, if the model has it."""
     first: Any = found[0] if isinstance(found, list) and found else found
     is_id = isinstance(first, int) and not isinstance(first, bool) and 0 <= first < vocab_size
     return first if is_id else None

@@ -59,14 +59,18 @@ class HuggingFaceWeights(Mapping[str, torch.Tensor]):
 
 
 def find_weights(
-    folder: Path, config: ModelConfig, fields: Mapping[str, Any]
+    folder: Path,
+    config: ModelConfig,
+    fields: Mapping[str, Any],
+    stored: Mapping[str, Stored] | None = None,
 ) -> HuggingFaceWeights:
     """All that `config`, made of config.json's `fields`, asks for: each there and of its shape, and
-    no other beside them that would change what is computed.
+    no other beside them that would change what is computed. `stored`: the tensors, unless they are
+    the folder's.
 
     FileNotFoundError or ValueError name the file or the tensor, and the remedy.
     """
-    kind, stored = fields["model_type"], find_tensors(folder)
+    kind, stored = fields["model_type"], find_tensors(folder) if stored is None else stored
     wanted = list(_gpt2(config) if kind == "gpt2" else _llama(config, kind, fields))
     whole = any(name.startswith(INNER[kind]) for name in stored)  # not saved without its head
     if whole:

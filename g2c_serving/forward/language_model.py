@@ -22,8 +22,9 @@ from g2c_serving.process.tokenizer import Tokenizer
 class LanguageModel:
     """Weights with their tokenizer. `eos_id` ends a text; `model` is the float32 model on the CPU.
 
-    `weights` maps the parent course's names to float32 tensors (see `param_shapes`); a drafter has
-    those of its confidence head beside them.
+    `weights` maps the parent course's names to tensors (see `param_shapes`), float32 but for models
+    of Hugging Face, whose own precision they have; a drafter has those of its confidence head
+    beside them.
     """
 
     name: str

@@ -1,38 +1,75 @@
-"""A live model: the parent course's `TransformerLM`, read by its attributes.
+"""A live model: the parent course's `TransformerLM`, or a model of transformers.
 
 The course's class is no `torch.nn.Module` and has no state_dict, so its tensors are found by their
-dotted names. It may still be half written: none of its methods is called. A copy is served: train
-on, and load again. The course's BaseLM is a wrapper; the model in its `inner` is taken.
+dotted names. It may still be half written: none of its methods is called. The course's BaseLM wraps
+a model of transformers: that in its `inner` is taken, if its architecture is one that we serve. A
+copy is served: train on, and load again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from g2c_serving.forward.course_artifacts import is_chat_model
+from g2c_serving.forward.hugging_face import first_id
+from g2c_serving.forward.hugging_face_config import model_config
+from g2c_serving.forward.hugging_face_weights import find_weights
 from g2c_serving.forward.language_model import LanguageModel, checked, end_of_text, param_shapes
 from g2c_serving.forward.model import ModelConfig
+from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
+from g2c_serving.process.no_tokenizer import NoTokenizer
 from g2c_serving.process.tokenizer import Tokenizer
+
+INNER = "inner", "tokenizer", "_tokenizer"  # where a wrapper may keep what it wraps
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor of a live model, as `checkpoint_files.Stored` is one of a file."""
+
+    path: str
+    tensor: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    def read(self) -> torch.Tensor:
+        return self.tensor
 
 
 def load_live(model: Any, tokenizer: Any) -> LanguageModel:
-    """TypeError for what is no model of ours, ValueError for a tokenizer that does not fit."""
+    """TypeError for what is no model, ValueError for one that we do not serve or a tokenizer that
+    does not fit: what was found, what was expected."""
     manifest = getattr(model, "manifest", None)
     if isinstance(manifest, dict) and hasattr(model, "model"):  # what the course's loader returns
         held = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
-        chats = is_chat_model(str(getattr(model, "name", "")), manifest)
-        return dataclasses.replace(_load(model.model, held, chats), name=str(model.name))
-    return _load(model, tokenizer, False)
+        name = str(getattr(model, "name", "live model"))
+        loaded = load_live(model.model, held)
+        if isinstance(loaded.tokenizer, HuggingFaceTokenizer):
+            return dataclasses.replace(loaded, name=name)
+        eos_id = end_of_text(loaded.tokenizer, is_chat_model(name, manifest))
+        return dataclasses.replace(loaded, name=name, eos_id=eos_id)
+    if hasattr(model, "blocks") and hasattr(model, "token_embed"):
+        return _course_model(model, tokenizer)
+    inner = getattr(model, "inner", model)
+    if isinstance(inner, torch.nn.Module) and hasattr(inner, "config"):
+        return _hugging_face_model(inner, tokenizer)
+    raise TypeError(
+        f"cannot serve a {type(model).__name__}: it has neither `blocks` and `token_embed`, as the "
+        "course's TransformerLM has, nor a model of transformers in itself or its `inner`. Pass a "
+        "model's name, the folder of an artifact, or a live model of those"
+    )
 
 
-def _load(model: Any, tokenizer: Any, chats: bool) -> LanguageModel:
-    if not (hasattr(model, "blocks") and hasattr(model, "token_embed")):
-        raise TypeError(
-            f"cannot serve a {type(model).__name__}: it has no `blocks` and `token_embed`. "
-            "Pass a model name, an artifact folder, or the course's TransformerLM"
-        )
+def _course_model(model: Any, tokenizer: Any) -> LanguageModel:
     if tokenizer is None:
         raise ValueError("a live model needs its tokenizer: load(model, tokenizer=...)")
     sizes = [f.name for f in dataclasses.fields(ModelConfig) if f.default is dataclasses.MISSING]
@@ -40,18 +77,52 @@ def _load(model: Any, tokenizer: Any, chats: bool) -> LanguageModel:
     shapes = dict(param_shapes(config))
     weights = checked({name: _follow(model, name) for name in shapes}, shapes)
     ours = _adopt(tokenizer, config.vocab_size)
-    return LanguageModel("live model", config, weights, ours, end_of_text(ours, chats))
+    return LanguageModel("live model", config, weights, ours, end_of_text(ours, False))
+
+
+def _hugging_face_model(model: torch.nn.Module, tokenizer: Any) -> LanguageModel:
+    """Its weights in their dtype. Without a tokenizer it serves prompts of ids."""
+    where = Path(f"this {type(model).__name__}")
+    settings: Any = model.config
+    fields: Mapping[str, Any] = settings.to_dict()
+    config = model_config(where, fields)
+    held: Any = {name: Held(str(where), w) for name, w in model.state_dict().items()}
+    found = find_weights(where, config, fields, held)
+    weights = {name: w.detach().to("cpu", copy=True).contiguous() for name, w in found.items()}
+    ours: Tokenizer = NoTokenizer(where, config.vocab_size)
+    if tokenizer is not None:
+        ours = _adopt(tokenizer, config.vocab_size)
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    eos_id = first_id(fields.get("eos_token_id") if ends is None else ends, config.vocab_size)
+    return LanguageModel("live model", config, weights, ours, eos_id)
 
 
 def _adopt(tokenizer: Any, vocab_size: int) -> Tokenizer:
-    """Our tokenizer with the merges of a course tokenizer (or of ours) that the model knows."""
+    """Our tokenizer with the ids of a course tokenizer, of one of transformers or of ours, that the
+    model knows."""
+    if isinstance(tokenizer, str | Path):
+        return HuggingFaceTokenizer.load(Path(tokenizer).expanduser(), vocab_size)
+    if isinstance(tokenizer, NoTokenizer):
+        return tokenizer
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return HuggingFaceTokenizer(tokenizer.spec.spec, vocab_size)
+    for kept in (tokenizer, *(getattr(tokenizer, name, None) for name in INNER)):
+        if hasattr(getattr(kept, "backend_tokenizer", kept), "to_str"):
+            return HuggingFaceTokenizer.of(kept, vocab_size)
+    return _adopt_course(tokenizer, vocab_size)
+
+
+def _adopt_course(tokenizer: Any, vocab_size: int) -> Tokenizer:
     if isinstance(tokenizer, Tokenizer):
         special, merges = list(tokenizer.reserved), tokenizer.merges
     elif hasattr(tokenizer, "special_tokens") and hasattr(tokenizer, "merges"):
         special = list(tokenizer.special_tokens)
         merges = sorted(((*pair, new) for pair, new in tokenizer.merges.items()), key=itemgetter(2))
     else:
-        raise TypeError(f"tokenizer is {tokenizer!r}: pass the course's BPETokenizer, or ours")
+        raise TypeError(
+            f"tokenizer is {tokenizer!r}: pass the course's BPETokenizer, one of ours, or a fast "
+            "tokenizer of transformers"
+        )
     count = vocab_size - 256 - len(special)
     if not 0 <= count <= len(merges):
         raise ValueError(
