@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2c_serving.cluster.disaggregation import Link, Load, one_pool, two_pools
-from g2c_serving.cluster.layer_transfer import ship, shown_ms
+from g2c_serving.cluster.layer_transfer import arrival_ms, ship, shown_ms
+from g2c_serving.cluster.offered_load import decode_load, one_pool_load, prefill_load
 from g2c_serving.schedule.cost_model import CostModel
 
 COSTS = CostModel(10.0, 0.5, 0.0, 0.02, 0.0, 0.0)  # 10 ms a step, 0.5 a row, 0.02 a prompt token
@@ -49,6 +50,33 @@ def test_hidden_but_for_a_layer_as_long_as_the_link_keeps_up():
     assert shown_ms(1, 100.0, 10.0) == 10  # one layer hides nothing
 
 
+@given(
+    st.integers(1, 12), st.integers(0, 60),
+    st.lists(st.tuples(st.integers(0, 90), st.integers(1, 60)), min_size=1, max_size=6),
+)  # fmt: skip
+def test_caches_one_after_the_other_on_a_link(layers, transfer, prompts):
+    """Against a link that takes layer after layer, each when it is there. A prompt is the pause
+    before it and its prefill."""
+    began = free_at = by_rule = Fraction(0)
+    for pause, compute in prompts:
+        began += pause
+        for layer in range(1, layers + 1):
+            ready = began + Fraction(compute * layer, layers)
+            free_at = max(free_at, ready) + Fraction(transfer, layers)
+        times = (layers, float(began), float(began + compute), transfer, float(by_rule))
+        by_rule = Fraction(float(arrival_ms(*times)))
+        assert float(by_rule) == pytest.approx(float(free_at))
+        began += compute
+
+
+def test_a_transfer_hides_behind_the_computation_and_not_behind_the_wait():
+    """30 ms of prefill that began at 100, 40 of transfer, in 4 layers: from 107.5 to 147.5."""
+    link = Link(gb_per_s=1, bytes_per_token=40_000, layers=4)
+    assert link.arrival_us(1000, 100_000, 130_000, free_at=0) == 147_500
+    assert link.arrival_us(1000, 100_000, 130_000, free_at=120_000) == 160_000
+    assert link.arrival_us(250, 100_000, 130_000, free_at=0) == 132_500
+
+
 # ---- one request ----
 
 
@@ -65,6 +93,33 @@ def test_the_link_shows_once_between_the_first_token_and_the_second():
     link = Link(gb_per_s=1, bytes_per_token=8000, layers=4)
     run = two_pools(Load(1, 1, 1000, 4), 1, 1, COSTS, link)
     assert run.first_token.tolist() == [30.0] and run.between.tolist() == [12.5, 10.5, 10.5]
+
+
+def test_the_second_of_two_caches_waits_for_the_link():
+    """As above, both prompts at once: the second's cache has the link from 47.5 ms to 87.5."""
+    link = Link(gb_per_s=1, bytes_per_token=40_000, layers=4)
+    run = two_pools(Load(1e6, 2, 1000, 2), 1, 2, COSTS, link)
+    assert run.between.round(2).tolist() == [17.5 + 10.5, 27.5 + 10.5]
+
+
+def test_a_row_reads_what_its_request_has_got_so_far():
+    """0.01 ms for each token read: 1,001 in the first step, and one more in each."""
+    reads = CostModel(10.0, 0.5, 0.01, 0.02, 0.0, 0.0)
+    for run in (
+        one_pool(Load(1, 1, 1000, 4), 1, reads),
+        two_pools(Load(1, 1, 1000, 4), 1, 1, reads, NOW),
+    ):
+        assert run.between.round(2).tolist() == [20.51, 20.52, 20.53]
+    both = two_pools(Load(1e6, 2, 1000, 4), 2, 1, reads, NOW)  # the second joins a step later
+    assert both.between.round(2).tolist() == [20.51, 31.03, 31.05, 51.54, 31.05, 20.53]
+
+
+def test_a_later_chunk_costs_what_it_looks_back_on():
+    """Two chunks of 500: 0.0001 ms for each pair with a cached token, 0.00002 for one within."""
+    looks = CostModel(10.0, 0.5, 0.0, 0.02, 1e-4, 2e-5)
+    first, later = 10 + 10 + 5, 10 + 10 + 25 + 5
+    run = one_pool(Load(1, 1, 1000, 1), 1, looks, chunk=500)
+    assert run.first_token.tolist() == [first + later]
 
 
 def test_in_one_pool_a_stranger_s_prompt_comes_between_two_tokens():
@@ -95,6 +150,45 @@ def test_a_prefill_machine_is_an_m_d_1_queue():
     rho, s = 20 * 0.030, 30.0
     assert run.first_token.mean() == pytest.approx(s + rho * s / (2 * (1 - rho)), rel=0.03)
     assert run.busy[0] == pytest.approx(rho, rel=0.02) and len(run.between) == 0
+
+
+def test_an_offered_load_by_hand():
+    """1,000 tokens are a step of 30 ms, or two of 20; three rows of 0.5 follow, which read 1,001,
+    1,002 and 1,003 tokens."""
+    load = Load(20, 1, 1000, 4)
+    assert prefill_load(load, 2, COSTS) == pytest.approx(20 * 0.030 / 2)
+    assert decode_load(load, 2, COSTS) == pytest.approx(20 * 0.0015 / 2)
+    assert one_pool_load(load, 2, COSTS, 500) == pytest.approx(20 * (0.040 + 0.0015) / 2)
+    looks = CostModel(10.0, 0.5, 0.01, 0.02, 1e-4, 2e-5)
+    assert prefill_load(load, 1, looks) == pytest.approx(20 * (0.030 + 0.020))
+    assert decode_load(load, 1, looks) == pytest.approx(20 * (0.0015 + 0.03006))
+    chunks = 0.040 + 0.025 + 0.005 + 0.005
+    assert one_pool_load(load, 1, looks, 500) == pytest.approx(20 * (chunks + 0.0015 + 0.03006))
+
+
+def test_above_a_load_of_1_waits_grow_as_long_as_requests_come():
+    """The last request has its first token when all the work is done: the load times the seconds in
+    which as many requests come."""
+    waits = []
+    for count in (300, 600):
+        load = Load(45, count, 1000, 10, seed=4)
+        last = load.arrivals()[-1] / 1e6
+        asked = one_pool_load(load, 1, COSTS, 500), prefill_load(load, 1, COSTS)
+        runs = one_pool(load, 1, COSTS, 500), two_pools(load, 1, 1, COSTS)
+        for share, run in zip(asked, runs, strict=True):
+            late = run.first_token[-1] / 1000
+            assert share > 1.3 and late == pytest.approx(share * count / 45 - last, abs=0.2)
+            waits.append(late)
+    assert waits[2] > 1.7 * waits[0] and waits[3] > 1.7 * waits[1]
+
+
+def test_a_decode_step_grows_as_its_load_says():
+    """Little's law: n rows are there where each step of base + n * row brings n tokens a machine;
+    so a step takes base / (1 - load)."""
+    load = Load(30, 1500, 100, 40, seed=5)
+    asked = decode_load(load, 1, COSTS)
+    run = two_pools(load, 4, 1, COSTS, NOW)
+    assert 0.5 < asked < 0.7 and np.mean(run.between) == pytest.approx(10 / (1 - asked), rel=0.08)
 
 
 @settings(max_examples=25, deadline=None)

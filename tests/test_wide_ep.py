@@ -19,6 +19,9 @@ def test_by_hand():
     assert SMALL.streamed(4, 10_000) == pytest.approx(100 + 2 * 4 * 10)
     assert SMALL.streamed(1, 1) == pytest.approx(100 + 2 * 3 * 10)
     assert SMALL.streamed(4, 0) == 100
+    assert SMALL.streamed(4, 1) == pytest.approx(
+        100 + 80 * (1 - (13 / 16) ** 4)
+    )  # all GPUs' tokens
     assert SMALL.held(4, copies=1) == 100 + 2 * 5 * 10
     assert SMALL.routed_bytes == 320
 
@@ -92,6 +95,19 @@ def test_grouping_by_hand():
     assert by_expert(parts, one, late).item() == 0
     assert by_gpu(parts, one, late).item() == 0 and by_gpu(parts, apart, late).item() == 1
     assert by_arrival(parts, one, late).item() == 1
+
+
+def test_a_gpu_adds_forwards_and_so_do_the_gpus():
+    """(1 + 1e8) - 1e8 is 0 where (-1e8 + 1e8) + 1 is 1."""
+    parts, never = torch.tensor([1.0, 1e8, -1e8]).reshape(1, 3, 1), torch.zeros(1, 3)
+    for gpus, expected in (([0, 0, 0], 0), ([0, 1, 2], 0), ([2, 1, 0], 1), ([1, 0, 0], 1)):
+        assert by_gpu(parts, torch.tensor([gpus]), never).item() == expected
+
+
+def test_the_experts_of_others_change_no_bit_not_even_the_sign_of_zero():
+    parts = torch.tensor([-0.0, 0.0, -0.0, -0.0]).reshape(2, 2, 1)
+    sums = by_gpu(parts, torch.tensor([[0, 0], [3, 1]]), torch.zeros(2, 2))
+    assert torch.signbit(sums).ravel().tolist() == [False, True]  # -0 + 0 is 0, -0 + -0 is -0
 
 
 def test_vectors_sent():

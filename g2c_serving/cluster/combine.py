@@ -37,7 +37,7 @@ def by_gpu(parts: torch.Tensor, gpus: torch.Tensor, arrival: torch.Tensor) -> to
     sums = []
     for gpu in gpus.unique().tolist():  # rises
         mine = (gpus == gpu)[..., None]  # (N, k, 1)
-        sums.append(_in_a_row(torch.where(mine, parts, 0)))  # adding 0 changes no bit
+        sums.append(_in_a_row(torch.where(mine, parts, -0.0)))  # adding -0 changes no bit
     return _in_a_row(torch.stack(sums, 1))
 
 

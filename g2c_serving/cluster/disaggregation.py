@@ -12,14 +12,14 @@ Brief, section 1, Reported: DeepInfer prefills on 8-GPU servers and decodes on 6
 machines are alike, so what the sizes buy is left out: only who waits for whom remains.
 
 Simulated: steps take what a `CostModel` says, arrivals are random (Poisson), all prompts and all
-answers are of one length, memory never runs out. Time is in whole microseconds, the clock's units
-here. Left out: a request's own tokens in the context that its steps read (it stays the prompt's),
-and a link that is busy: each cache has it for itself.
+answers are of one length, memory never runs out. Each prefill machine sends its caches over a link
+of its own, one after the other. Time is in whole microseconds, the clock's units here. Left out: a
+decode machine that receives from several at once. offered_load.py has the loads that come.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from functools import partial
 import numpy as np
 
 from g2c_serving.checks import as_int, as_number
-from g2c_serving.cluster.layer_transfer import shown_ms
+from g2c_serving.cluster.layer_transfer import arrival_ms
 from g2c_serving.schedule.cost_model import CostModel
 from g2c_serving.virtual_clock import VirtualClock
 
@@ -68,10 +68,11 @@ class Link:
     def transfer_ms(self, tokens: int) -> float:
         return tokens * self.bytes_per_token / (self.gb_per_s * 1e6)
 
-    def shown_us(self, tokens: int, prefill_us: int) -> int:
-        """What of the transfer is not hidden behind the prefill."""
-        shown = shown_ms(self.layers, prefill_us / US, self.transfer_ms(tokens))
-        return round(US * float(shown))
+    def arrival_us(self, tokens: int, began: int, done: int, free_at: int) -> int:
+        """When a cache has arrived that was computed from `began` to `done`, on a link that is busy
+        until `free_at`. All in us."""
+        times = (began / US, done / US, self.transfer_ms(tokens), free_at / US)
+        return max(done, round(US * float(arrival_ms(self.layers, *times))))
 
 
 @dataclass(eq=False)
@@ -80,38 +81,44 @@ class Job:
 
     arrived: int
     prompt_tokens: int
-    missing: int  # tokens that it is to get yet
+    answer_tokens: int
     done: int = 0  # of its prompt
     began: int = -1
     first: int = -1
-    last: int = -1
+    joined: int = -1  # the first step of its decode machine that has a row for it
     gaps: list[int] = field(default_factory=list)
 
 
 class Machine:
     """Takes steps as long as it has something to do. A job whose prompt is computed goes to
-    `computed`, which may be this machine's own `decode`."""
+    `computed`, which may be this machine's own `decode`.
+
+    Every row gets a token in every step, so a job's tokens are the steps since it `joined`.
+    """
 
     def __init__(
         self, clock: VirtualClock, costs: CostModel, chunk: int, computed: Callable[[Job], None]
     ) -> None:
         self.clock, self.costs, self.chunk, self.computed = clock, costs, chunk, computed
         self.prompts: deque[Job] = deque()
-        self.rows: list[Job] = []
-        self.busy_us = 0
+        self.coming: list[Job] = []  # to decode from the next step on
+        self.rows = self.context = 0  # those that decode, and the tokens that they read
+        self.ends: list[int] = []  # of all steps
+        self.leaving: defaultdict[int, list[Job]] = defaultdict(list)  # by their last step
+        self.busy_us = self.link_free_at = 0
         self._is_busy = False
 
     @property
     def load(self) -> int:
         """Requests here."""
-        return len(self.prompts) + len(self.rows)
+        return len(self.prompts) + len(self.coming) + self.rows
 
     def prefill(self, job: Job) -> None:
         self.prompts.append(job)
         self._wake()
 
     def decode(self, job: Job) -> None:
-        self.rows.append(job)
+        self.coming.append(job)
         self._wake()
 
     def _wake(self) -> None:
@@ -124,9 +131,8 @@ class Machine:
         if not self.load:
             self._is_busy = False
             return
-        rows = list(self.rows)
-        context = sum(job.prompt_tokens for job in rows)
-        ms, room, taken = self.costs.decode_cost(len(rows), context), self.chunk, []
+        self._take_in()
+        ms, room, taken = self.costs.decode_cost(self.rows, self.context), self.chunk, []
         for job in self.prompts:
             count = min(job.prompt_tokens - job.done, room)
             if not count:
@@ -138,23 +144,31 @@ class Machine:
             taken.append((job, count))
         us = max(1, round(US * ms))
         self.busy_us += us
-        self.clock.after(us, lambda: self._end(rows, taken))
+        self.clock.after(us, lambda: self._end(taken))
 
-    def _end(self, rows: list[Job], taken: list[tuple[Job, int]]) -> None:
-        now = int(self.clock.now)
-        for job in rows:
-            job.gaps.append(now - job.last)
-            job.last = now
-            job.missing -= 1
-        if any(not job.missing for job in rows):
-            self.rows = [job for job in self.rows if job.missing]
+    def _take_in(self) -> None:
+        """Each that comes has its first token, and reads it and its prompt."""
+        for job in self.coming:
+            job.joined = len(self.ends)
+            self.leaving[job.joined + job.answer_tokens - 2].append(job)
+            self.context += job.prompt_tokens + 1
+        self.rows += len(self.coming)
+        self.coming.clear()
+
+    def _end(self, taken: list[tuple[Job, int]]) -> None:
+        now, step = int(self.clock.now), len(self.ends)
+        self.ends.append(now)
+        self.context += self.rows
+        for job in self.leaving.pop(step, ()):
+            job.gaps = np.diff([job.first, *self.ends[job.joined :]]).tolist()
+            self.rows -= 1
+            self.context -= job.prompt_tokens + job.answer_tokens
         for job, count in taken:
             job.done += count
             if job.done == job.prompt_tokens:
                 self.prompts.popleft()
-                job.first = job.last = now
-                job.missing -= 1
-                if job.missing:
+                job.first = now
+                if job.answer_tokens > 1:
                     self.computed(job)
         self._begin()
 
@@ -193,17 +207,25 @@ def two_pools(
     link, clock = Link() if link is None else link, VirtualClock()
     decoding = [Machine(clock, costs, 1, _refuse) for _ in range(as_int("decode", decode, 1))]
 
-    def hand_over(job: Job) -> None:
-        shown = link.shown_us(job.prompt_tokens, job.first - job.began)
-        clock.after(shown, lambda: min(decoding, key=lambda m: m.load).decode(job))
+    def hand_over(machine: Machine, job: Job) -> None:
+        times = job.began, job.first, machine.link_free_at
+        machine.link_free_at = link.arrival_us(job.prompt_tokens, *times)
+        clock.at(machine.link_free_at, partial(_decode, decoding, job))
 
-    sizes = as_int("prefill", prefill, 1), load.prompt_tokens
-    filling = [Machine(clock, costs, sizes[1], hand_over) for _ in range(sizes[0])]
+    filling = []
+    for _ in range(as_int("prefill", prefill, 1)):
+        machine = Machine(clock, costs, load.prompt_tokens, _refuse)
+        machine.computed = partial(hand_over, machine)
+        filling.append(machine)
     return _run(clock, load, filling, [*filling, *decoding])
 
 
 def _refuse(job: Job) -> None:
     raise AssertionError("a prompt in the decode pool")
+
+
+def _decode(pool: Sequence[Machine], job: Job) -> None:
+    min(pool, key=lambda machine: machine.load).decode(job)
 
 
 def _enter(entrance: Sequence[Machine], job: Job) -> None:

@@ -9,7 +9,8 @@ carries 1.090 times the average. Its rules are not released; here two greedy one
     copies_for   one more copy, again and again, to the expert with the most load a copy
     place        the heaviest copies first, each on the least loaded GPU that has room
 
-and then swaps between the busiest GPU and others. A copied expert's tokens are shared equally.
+and then swaps between the busiest GPU and others. A copied expert's tokens are shared equally. No
+GPU holds an expert twice: the second copy would relieve nobody.
 
 Simulated: popularities are lognormal and drift as a random walk that is pulled back, and a step's
 tokens choose independently. Left out: several layers, nodes with faster links inside.
@@ -78,9 +79,11 @@ class Placement:
         return np.concatenate((a_copy, nothing), -1)[..., self.experts].sum(-1)
 
     def balance(self, load: np.ndarray) -> np.ndarray:
-        """Busiest GPU over the average, 1 at best: a number for loads (E,), (T,) for (T, E)."""
+        """Busiest GPU over the average, 1 at best: a number for loads (E,), (T,) for (T, E). It is
+        1 where there is no load at all: nobody waits for anybody."""
         found = self.loads(load)
-        return found.max(-1) / found.mean(-1)
+        busiest, average = found.max(-1), found.mean(-1)
+        return np.where(average > 0, busiest, 1) / np.where(average > 0, average, 1)
 
     def moved_from(self, before: Placement) -> int:
         """How many experts have to be copied to a GPU that did not hold them before."""
@@ -88,13 +91,21 @@ class Placement:
         return sum(len(set(now) - set(then) - {-1}) for now, then in pairs)
 
 
-def copies_for(load: np.ndarray, copies: int) -> np.ndarray:
+def copies_for(load: np.ndarray, copies: int, most: int | None = None) -> np.ndarray:
     """How many of each expert there are, (E,): one, and `copies` more shared out so that the
-    largest load a copy is the least that there can be. Ties go to the lower number."""
-    load = _as_load(load)
-    counts = np.ones(len(load), int)
-    for _ in range(as_int("copies", copies, 0)):
-        counts[(load / counts).argmax()] += 1
+    largest load a copy is the least that there can be, with `most` of one expert or fewer. Ties go
+    to the lower number. ValueError where that leaves some over."""
+    load, copies = _as_load(load), as_int("copies", copies, 0)
+    most = copies + 1 if most is None else most
+    if copies > (most - 1) * len(load):
+        raise ValueError(
+            f"copies={copies} is more than {len(load)} experts can use, each on {most} GPUs at most"
+        )
+    counts, a_copy = np.ones(len(load), int), load.copy()
+    for _ in range(copies):
+        expert = a_copy.argmax()
+        counts[expert] += 1
+        a_copy[expert] = load[expert] / counts[expert] if counts[expert] < most else -1
     return counts
 
 
@@ -102,21 +113,14 @@ def place(load: np.ndarray, gpus: int, copies: int = 0) -> Placement:
     """Where experts with this load (E,) go, with so many redundant copies in all. Each GPU has as
     many slots, ceil((E + copies) / gpus); where that leaves some over, they stay empty.
 
-    ValueError for a load that is negative or no number, and for no GPU.
+    ValueError for a load that is negative or no number, for no GPU, and for more copies than
+    `gpus` GPUs can hold with no expert twice on one.
     """
-    counts = copies_for(load, copies)
-    gpus, a_copy = as_int("gpus", gpus, 1), _as_load(load) / counts
-    slots = -(-int(counts.sum()) // gpus)
-    held: list[list[int]] = [[] for _ in range(gpus)]
-    open_gpus = [(0.0, gpu) for gpu in range(gpus)]  # a heap: load so far, GPU; those with room
-    for expert in np.argsort(-a_copy, kind="stable").tolist():
-        for _ in range(counts[expert]):
-            load_so_far, gpu = _least_loaded(open_gpus, held, expert)
-            held[gpu].append(expert)
-            if len(held[gpu]) < slots:
-                heapq.heappush(open_gpus, (load_so_far + a_copy[expert], gpu))
-    experts = np.array([mine + [-1] * (slots - len(mine)) for mine in held])
-    return Placement(swapped(experts, np.append(a_copy, 0), MOST_SWAPS), counts)
+    gpus = as_int("gpus", gpus, 1)
+    counts = copies_for(load, copies, gpus)
+    a_copy = np.append(_as_load(load) / counts, 0)  # the last: an empty slot
+    held = apart(_heaviest_first(a_copy, counts, gpus), a_copy)
+    return Placement(swapped(held, a_copy, MOST_SWAPS), counts)
 
 
 def unplanned(experts: int, gpus: int) -> Placement:
@@ -127,11 +131,25 @@ def unplanned(experts: int, gpus: int) -> Placement:
     return Placement(np.arange(experts).reshape(gpus, -1), np.ones(experts, int))
 
 
+def _heaviest_first(a_copy: np.ndarray, counts: np.ndarray, gpus: int) -> np.ndarray:
+    """held (G, S): the heaviest copies first, each on the least loaded GPU that has room."""
+    slots = -(-int(counts.sum()) // gpus)
+    held: list[list[int]] = [[] for _ in range(gpus)]
+    open_gpus = [(0.0, gpu) for gpu in range(gpus)]  # a heap: load so far, GPU; those with room
+    for expert in np.argsort(-a_copy[:-1], kind="stable").tolist():
+        for _ in range(counts[expert]):
+            load_so_far, gpu = _least_loaded(open_gpus, held, expert)
+            held[gpu].append(expert)
+            if len(held[gpu]) < slots:
+                heapq.heappush(open_gpus, (load_so_far + a_copy[expert], gpu))
+    return np.array([mine + [-1] * (slots - len(mine)) for mine in held])
+
+
 def _least_loaded(
     open_gpus: list[tuple[float, int]], held: list[list[int]], expert: int
 ) -> tuple[float, int]:
-    """Take the least loaded GPU off the heap, one that has no copy of `expert` if there is any: two
-    copies on one GPU relieve nobody."""
+    """Take the least loaded GPU off the heap, one that has no copy of `expert` if there is any;
+    `apart` mends the others."""
     passed = []
     while open_gpus and expert in held[open_gpus[0][1]]:
         passed.append(heapq.heappop(open_gpus))
@@ -141,10 +159,39 @@ def _least_loaded(
     return found
 
 
+def apart(held: np.ndarray, a_copy: np.ndarray) -> np.ndarray:
+    """held (G, S) with swaps until no GPU holds an expert twice, of those that help the one that
+    leaves the least load on the busier of the two GPUs. `a_copy` as in `swapped`.
+
+    ValueError where an expert has more copies than there are GPUs. Else there is always one that
+    helps: some GPU has none of the expert, and some slot of it holds what may come here, or what
+    is there twice itself.
+    """
+    held = held.copy()
+    while len(twice := np.argwhere(repeated(held))):
+        gpu, slot = twice[0]
+        expert = held[gpu, slot]
+        here = (held[:, :, None] == held[gpu]).any(-1) & (held != -1)  # (G, S): is on `gpu` too
+        helps = ~(held == expert).any(1)[:, None] & (~here | repeated(held))
+        total, gain = a_copy[held].sum(1), a_copy[expert] - a_copy[held]  # (G,), (G, S)
+        after = np.where(helps, np.maximum(total[gpu] - gain, total[:, None] + gain), np.inf)
+        if np.isinf(after.min()):
+            raise ValueError(f"expert {expert} has more copies than there are GPUs ({len(held)})")
+        other = np.unravel_index(after.argmin(), after.shape)
+        held[gpu, slot], held[other] = held[other], expert
+    return held
+
+
+def repeated(held: np.ndarray) -> np.ndarray:
+    """Which slots (G, S) hold an expert that an earlier slot of the same GPU holds."""
+    equal = (held[:, :, None] == held[:, None, :]) & (held != -1)[:, :, None]  # (G, S, S)
+    return np.tril(equal, -1).any(-1)
+
+
 def swapped(held: np.ndarray, a_copy: np.ndarray, swaps: int) -> np.ndarray:
     """held (G, S) with up to so many swaps of two slots, one of the busiest GPU's each time, as
-    long as that lowers the higher of the two. The last entry of `a_copy` (E + 1,) is an empty
-    slot's load."""
+    long as that lowers the higher of the two, and brings no expert to where it is. The last entry
+    of `a_copy` (E + 1,) is an empty slot's load."""
     held = held.copy()
     for _ in range(swaps):
         weight = a_copy[held]  # (G, S)
@@ -153,6 +200,9 @@ def swapped(held: np.ndarray, a_copy: np.ndarray, swaps: int) -> np.ndarray:
         gain = weight[busiest][:, None, None] - weight[None]  # (S, G, S): what the busiest loses
         after = np.maximum(total[busiest] - gain, total[None, :, None] + gain)
         after[:, busiest] = np.inf
+        same = (held[busiest][:, None, None] == held) & (held != -1)  # (S, G, S)
+        after[same.any(2)] = np.inf  # the GPU has the expert that would come
+        after[:, same.any(0)] = np.inf  # the busiest has
         slot, gpu, other = np.unravel_index(after.argmin(), after.shape)
         if not after[slot, gpu, other] < total[busiest] * (1 - ENOUGH_GAIN):
             break

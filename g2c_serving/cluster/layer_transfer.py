@@ -8,7 +8,7 @@ at once, all but the last part is hidden behind the computation, as long as the 
 than that. Brief, "The parts that are pure infrastructure", Reported: "per-layer transfers
 overlapped with computation", there between storage and GPU memory.
 
-Simulated: n equal layers, a link that one prompt has to itself and that starts without delay.
+Simulated: n equal layers, a link that starts without delay and sends one prompt after the other.
 """
 
 from __future__ import annotations
@@ -74,8 +74,21 @@ def ship(
     return Shipment(compute, link)
 
 
+def arrival_ms(
+    layers: ArrayLike, began: ArrayLike, computed: ArrayLike, transfer_ms: ArrayLike,
+    free_at: ArrayLike = 0.0,
+) -> np.ndarray:  # fmt: skip
+    """When the last layer's part has arrived of a prompt that is computed from `began` to
+    `computed`, on a link that is busy with others until `free_at`; ms, arrays that broadcast.
+
+    The link is busy from `free_at` on, or from the first layer on, or waits for the last layer.
+    """
+    n, b, c, x, f = (np.asarray(a, float) for a in (layers, began, computed, transfer_ms, free_at))
+    return np.maximum(np.maximum(f, b + (c - b) / n) + x, c + x / n)
+
+
 def shown_ms(layers: ArrayLike, compute_ms: ArrayLike, transfer_ms: ArrayLike) -> np.ndarray:
     """`Shipment.shown`, layer by layer, for many settings at once and without a clock: arrays that
-    broadcast. Either the link waits for the last layer, or it is busy from the first one on."""
-    n, c, x = (np.asarray(a, float) for a in (layers, compute_ms, transfer_ms))
-    return np.maximum(x / n, x - c * (n - 1) / n)
+    broadcast. The link is free from the start."""
+    compute = np.asarray(compute_ms, float)
+    return arrival_ms(layers, 0.0, compute, transfer_ms, -np.inf) - compute

@@ -17,33 +17,45 @@ from dataclasses import dataclass
 import numpy as np
 
 from g2c_serving.checks import as_int
-from g2c_serving.cluster.experts import Placement, copies_for, place, swapped
+from g2c_serving.cluster.experts import Placement, apart, copies_for, place, swapped
 
 
 def place_near(before: Placement, load: np.ndarray, swaps: int) -> Placement:
     """A placement for this load (E,), with as many copies as `before` and few moves from it.
 
     The copies of each expert are those of `copies_for`. One that is too many leaves the busiest GPU
-    that has one, one that is missing goes to the least loaded GPU with an empty slot, and then up
-    to `swaps` pairs are swapped. ValueError for a load of another number of experts.
+    that has one, one that is missing goes to the least loaded GPU with an empty slot (where those
+    all hold the expert, two slots are swapped), and then up to `swaps` pairs are swapped.
+    ValueError for a load of another number of experts.
     """
     if np.shape(load) != np.shape(before.counts):
         raise ValueError(f"load of shape {np.shape(load)} for {len(before.counts)} experts")
-    counts = copies_for(load, int(before.counts.sum()) - len(before.counts))
+    copies = int(before.counts.sum()) - len(before.counts)
+    counts = copies_for(load, copies, len(before.experts))
     a_copy = np.append(load / counts, 0)  # the last: an empty slot
-    held = before.experts.copy()
-    change = counts - before.counts
-    for expert in np.repeat(np.arange(len(load)), np.maximum(-change, 0)).tolist():
+    held, change = before.experts.copy(), counts - before.counts
+    _take_away(held, a_copy, np.repeat(np.arange(len(load)), np.maximum(-change, 0)))
+    _add(held, a_copy, np.repeat(np.arange(len(load)), np.maximum(change, 0)))
+    held = apart(held, a_copy)
+    return Placement(swapped(held, a_copy, as_int("swaps", swaps, 0)), counts)
+
+
+def _take_away(held: np.ndarray, a_copy: np.ndarray, experts: np.ndarray) -> None:
+    """A copy of each of these from the busiest GPU that has one."""
+    for expert in experts.tolist():
         gpus, slots = np.nonzero(held == expert)
         busiest = int(a_copy[held].sum(1)[gpus].argmax())
         held[gpus[busiest], slots[busiest]] = -1
-    missing = np.repeat(np.arange(len(load)), np.maximum(change, 0))
-    for expert in missing[np.argsort(-a_copy[missing], kind="stable")].tolist():
+
+
+def _add(held: np.ndarray, a_copy: np.ndarray, experts: np.ndarray) -> None:
+    """A copy of each of these to the least loaded GPU with room, one without it if there is any."""
+    for expert in experts[np.argsort(-a_copy[experts], kind="stable")].tolist():
         room = (held == -1).any(1)
-        apart = room & ~(held == expert).any(1)  # two copies on one GPU relieve nobody
-        gpu = int(np.where(apart if apart.any() else room, a_copy[held].sum(1), np.inf).argmin())
+        without = room & ~(held == expert).any(1)
+        where = without if without.any() else room
+        gpu = int(np.where(where, a_copy[held].sum(1), np.inf).argmin())
         held[gpu, int((held[gpu] == -1).argmax())] = expert
-    return Placement(swapped(held, a_copy, as_int("swaps", swaps, 0)), counts)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from g2c_serving.cluster.experts import place, popularity, unplanned
-from g2c_serving.lab.expert_panels import EXPERTS
+from g2c_serving.lab.expert_grid import DRAWS, EXPERTS
 from g2c_serving.lab.panel import Panel, choice, slider
 from g2c_serving.lab.plots import BLACK, Blocks, source_note
 from g2c_serving.lab.published import value
@@ -27,6 +27,7 @@ def panel() -> Panel:
         "how": choice("Experts lie", (UNPLANNED, PLACED), PLACED),
         "copies": slider("Redundant copies, by load", 0, 64, 0),
         "skew": slider("Skew of the popularities", 0.2, 1.2, 1.0, 0.1),
+        "draw": slider("Draw of the popularities", 1, DRAWS, 1),
     }
     return Panel(_draw, _update, controls)
 
@@ -44,8 +45,8 @@ def _draw(figure: Figure) -> dict[str, Any]:
     return {"single": single, "copied": copied, "average": average, "mark": mark}
 
 
-def _update(art: dict[str, Any], how: str, copies: int, skew: float) -> str:
-    load = popularity(EXPERTS, skew)[0]
+def _update(art: dict[str, Any], how: str, copies: int, skew: float, draw: int) -> str:
+    load = popularity(EXPERTS, skew, seed=draw - 1)[0]
     placed = unplanned(EXPERTS, GPUS) if how == UNPLANNED else place(load, GPUS, copies)
     order = np.argsort(-placed.loads(load))
     held = placed.experts[order]  # (G, S)
@@ -63,7 +64,7 @@ def _update(art: dict[str, Any], how: str, copies: int, skew: float) -> str:
             f"popular on {on} {'GPU' if on == 1 else 'GPUs'})"
         )
     return (
-        f"Simulated, {EXPERTS} experts of skew {skew:g}, {words}: the most popular gets "
-        f"{load.max() * EXPERTS:.1f} times an expert's average, the busiest of {GPUS} GPUs carries "
-        f"{placed.balance(load):.3f} times the average (reported {value('lb.moe'):.3f})."
+        f"Simulated, {EXPERTS} experts of skew {skew:g} (draw {draw}), {words}: the most popular "
+        f"gets {load.max() * EXPERTS:.1f} times an expert's average, the busiest of {GPUS} GPUs "
+        f"carries {placed.balance(load):.3f} times the average (reported {value('lb.moe'):.3f})."
     )

@@ -1,94 +1,112 @@
 """Panels: how many copies of popular experts balance the GPUs, and what drift does to it.
 
-Brief, "The parts that are pure infrastructure"; Simulated by cluster/experts.py. Reported is one
+Brief, "The parts that are pure infrastructure"; Simulated by lab/expert_grid.py. Reported is one
 number: in decode the busiest GPU carries 1.090 times the average expert load. The panels ask what
-could be behind it: too few copies, a load that has changed since, or chance within a step.
+could be behind it: too few copies, a load that has changed since, or chance within a step. Lines
+are medians of eight draws of popularities, bands go from the lowest to the highest.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Polygon
 
-from g2c_serving.cluster.experts import place, popularity, step_load
-from g2c_serving.cluster.reassignment import reassigning
-from g2c_serving.lab.panel import Panel, slider, stops
-from g2c_serving.lab.plots import BLACK, line, source_note
+from g2c_serving.lab import expert_grid
+from g2c_serving.lab.expert_grid import COPIES, DRAWS, EXPERTS, INTERVALS, ON
+from g2c_serving.lab.panel import Panel, stops
+from g2c_serving.lab.plots import BLACK, COLOURS, line, source_note
 from g2c_serving.lab.published import value
 from g2c_serving.lab.table import Table
 
-EXPERTS, CHOSEN = 256, 8  # of a layer, and of them a token's: made up, as the popularities are
-SKEW, GPUS = 0.8, 64
-COPIES = (0, 1, 2, 4, 8, 16, 32, 64, 96, 128)  # redundant ones, in all
-STEPS = 8  # drawn to average chance
-INTERVALS = 32  # of a run
-
-
 # ---- copies ----
-
-
-@lru_cache(maxsize=64)
-def over_copies(skew: float, gpus: int, drift: float, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Balances (C,) over COPIES: with the very load that the placement was made from, and in steps
-    of an interval later, of `tokens` tokens a GPU."""
-    before, now = popularity(EXPERTS, skew, 2, drift)
-    steps = np.array([step_load(now, gpus * tokens * CHOSEN, seed) for seed in range(STEPS)])
-    placements = [place(before, gpus, copies) for copies in COPIES]
-    known = [placed.balance(before) for placed in placements]
-    return np.array(known), np.array([placed.balance(steps).mean() for placed in placements])
 
 
 def copies_panel() -> Panel:
     """Balance over the number of redundant copies, for a load that is known and one that is not."""
     controls = {
-        "skew": slider("Skew of the popularities", 0.0, 1.4, SKEW, 0.1),
-        "gpus": stops("GPUs", (8, 16, 32, 64, 128), GPUS),
-        "drift": slider("Drift since the placement (%)", 0.0, 5.0, 0.5, 0.25),
-        "tokens": stops("Tokens per GPU in a step", (8, 32, 64, 256, 1024), 256),
+        "skew": stops("Skew of the popularities", expert_grid.SKEWS, 0.8),
+        "gpus": stops("GPUs", expert_grid.GPUS, 64),
+        "drift": stops("Drift since the placement (%)", expert_grid.DRIFTS, 0.5),
+        "tokens": stops("Tokens per GPU in a step", expert_grid.TOKENS, 256),
     }
     return Panel(_draw_copies, _update_copies, controls)
 
 
 def _draw_copies(figure: Figure) -> dict[str, Any]:
     axes = figure.subplots()
-    (known,) = axes.plot([], [], label="load known exactly", **line(0))
-    (real,) = axes.plot([], [], label="steps of an interval later", **line(1))
+    names = ("load known exactly", "steps of an interval later")
+    lines = [_banded(axes, k, name) for k, name in enumerate(names)]
     _reported(axes)
     places = range(len(COPIES))  # equal steps: the first copies matter most
     axes.set(xlim=(-0.3, len(COPIES) - 0.7), ylim=(0.96, 2.6))
-    axes.set_xticks(places, [str(copies) for copies in COPIES])
+    axes.set_xticks(places, [f"{copies:,}" for copies in COPIES])
     axes.set(xlabel="redundant copies of experts, in all", ylabel="busiest GPU / average")
     axes.legend(loc="upper right")
-    source_note(axes, "Simulated")
-    return {"known": known, "real": real}
+    source_note(axes, "Simulated", f"{DRAWS} draws")
+    return {"lines": lines}
 
 
 def _update_copies(art: dict[str, Any], skew: float, gpus: int, drift: float, tokens: int) -> str:
-    known, real = over_copies(skew, gpus, drift / 100, tokens)
-    for name, balances in (("known", known), ("real", real)):
-        art[name].set_data(range(len(COPIES)), balances)
+    known, later = expert_grid.find_copies(skew, gpus, drift, tokens)  # (C, DRAWS) each
+    for banded, balances in zip(art["lines"], (known, later), strict=True):
+        _show(banded, np.arange(len(COPIES)), balances)
     return (
-        f"Simulated, {EXPERTS} experts of skew {skew:g} on {gpus} GPUs: without copies the busiest "
-        f"GPU carries {known[0]:.2f} times the average; if the load is known exactly, "
-        f"{_reached(known)}. In steps of {tokens:,} tokens a GPU an interval later ({drift:g}% "
-        f"drift) it is {real[0]:.2f} without copies and {real[-1]:.3f} with {COPIES[-1]}; "
-        f"{_reached(real)}."
+        f"Simulated, {EXPERTS} experts of skew {skew:g} on {gpus} GPUs, median of {DRAWS} draws "
+        f"(lowest to highest): without copies the busiest GPU carries {spread(known[0])} times the "
+        f"average; if the load is known exactly, {reached(known)}. In steps of {tokens:,} tokens a "
+        f"GPU an interval later ({drift:g}% drift) it is {spread(later[0])} without copies and "
+        f"{spread(later[-1])} with {COPIES[-1]:,}; {reached(later)}."
     )
 
 
-def _reached(balances: np.ndarray) -> str:
-    mark = f"the reported {value('lb.moe'):.3f}"
-    reached = np.flatnonzero(balances <= value("lb.moe"))
-    if not len(reached):
+def spread(numbers: np.ndarray, form: str = ".2f") -> str:
+    """Median, lowest and highest as words."""
+    median, low, high = np.median(numbers), numbers.min(), numbers.max()
+    return f"{median:{form}} ({low:{form}} to {high:{form}})"
+
+
+def copies_needed(balances: np.ndarray) -> np.ndarray:
+    """The fewest of COPIES with which a draw (C, DRAWS) comes to the reported balance or stays
+    below it; infinity where none does."""
+    enough = balances <= value("lb.moe")
+    return np.where(enough.any(0), np.array(COPIES)[enough.argmax(0)], np.inf)
+
+
+def reached(balances: np.ndarray) -> str:
+    """How many copies bring the draws to the reported balance, in words."""
+    mark, needed = f"the reported {value('lb.moe'):.3f}", np.sort(copies_needed(balances))
+    if np.isinf(needed[0]):
         return f"{mark} is not reached"
-    copies = COPIES[int(reached[0])]
-    if not copies:
+    if not needed[-1]:
         return f"that is within {mark}"
-    return f"{mark} takes {copies} {'copy' if copies == 1 else 'copies'}"
+    middle, low, high = (_count(needed[at]) for at in (DRAWS // 2, 0, -1))
+    return f"{mark} takes {middle} copies ({low} to {high})"
+
+
+def _count(copies: float) -> str:
+    return f"more than {COPIES[-1]:,}" if np.isinf(copies) else f"{copies:,.0f}"
+
+
+# ---- lines with bands ----
+
+
+def _banded(axes: Axes, k: int, label: str) -> tuple[Any, Polygon]:
+    """The k-th line and its band, both empty."""
+    band = Polygon(np.zeros((1, 2)), facecolor=COLOURS[k], alpha=0.2, linewidth=0)
+    axes.add_patch(band)
+    return axes.plot([], [], label=label, **line(k))[0], band
+
+
+def _show(banded: tuple[Any, Polygon], x: np.ndarray, draws: np.ndarray) -> None:
+    """The median of draws (X, DRAWS) as a line, lowest to highest as the band."""
+    curve, band = banded
+    curve.set_data(x, np.median(draws, 1))
+    edge = np.concatenate((draws.min(1), draws.max(1)[::-1]))
+    band.set_xy(np.column_stack((np.concatenate((x, x[::-1])), edge)))
 
 
 def _reported(axes: Axes) -> None:
@@ -100,24 +118,13 @@ def _reported(axes: Axes) -> None:
 # ---- drift ----
 
 
-@lru_cache(maxsize=64)
-def over_time(
-    drift: float, copies: int, every: int, swaps: int | None = None
-) -> tuple[np.ndarray, list[int]]:
-    """Balances (INTERVALS,) with a placement every so many intervals, made from the interval
-    before, anew or with a few swaps; and the experts moved each time."""
-    loads = popularity(EXPERTS, SKEW, INTERVALS + 1, drift, seed=1)
-    run = reassigning(loads, GPUS, copies, every, swaps=swaps)
-    return run.balances[1:], run.moved
-
-
 def drift_panel() -> Panel:
     """Balance over the intervals of a run: placed once, anew, or with a few swaps."""
     controls = {
-        "drift": slider("Drift per interval (%)", 0.25, 5.0, 1.0, 0.25),
-        "every": stops("Reassign every ... intervals", (1, 2, 4, 8, 16), 2),
-        "swaps": stops("Swaps, where few move", (0, 2, 4, 8, 16, 32), 8),
-        "copies": stops("Redundant copies", (0, 16, 32, 64, 128), 64),
+        "drift": stops("Drift per interval (%)", expert_grid.RATES, 1.0),
+        "every": stops("Reassign every ... intervals", expert_grid.EVERY, 2),
+        "swaps": stops("Swaps, where few move", expert_grid.SWAPS, 8),
+        "copies": stops("Redundant copies", expert_grid.SPARE, 64),
     }
     return Panel(_draw_drift, _update_drift, controls)
 
@@ -125,28 +132,29 @@ def drift_panel() -> Panel:
 def _draw_drift(figure: Figure) -> dict[str, Any]:
     axes = figure.subplots()
     names = ("placed once", "a few swaps", "placed anew")
-    lines = {name: axes.plot([], [], label=name, **line(k))[0] for k, name in enumerate(names)}
+    lines = [_banded(axes, k, name) for k, name in enumerate(names)]
     _reported(axes)
     axes.set(xlim=(0, INTERVALS + 0.5), ylim=(0.95, 3.3), ylabel="busiest GPU / average")
     axes.set(xlabel="interval")
     axes.legend(loc="upper left", ncols=4)
-    source_note(axes, "Simulated")
-    return lines
+    source_note(axes, "Simulated", f"{DRAWS} draws")
+    return {"lines": lines}
 
 
 def _update_drift(art: dict[str, Any], drift: float, every: int, swaps: int, copies: int) -> str:
-    share = drift / 100
-    never, _ = over_time(share, copies, INTERVALS + 1)
-    near, few = over_time(share, copies, every, swaps)
-    anew, many = over_time(share, copies, every)
-    for line_of, balances in zip(art.values(), (never, near, anew), strict=True):
-        line_of.set_data(np.arange(1, INTERVALS + 1), balances)
+    found = expert_grid.find_drift(drift, copies, every, swaps)
+    runs = {name: numbers[:-1] for name, numbers in found.items()}  # (INTERVALS, DRAWS)
+    moved = {name: numbers[-1].mean() for name, numbers in found.items()}
+    for banded, name in zip(art["lines"], ("once", "near", "anew"), strict=True):
+        _show(banded, np.arange(1, INTERVALS + 1), runs[name])
+    mean = {name: spread(run.mean(0), ".3f") for name, run in runs.items()}
     return (
-        f"Simulated, {GPUS} GPUs, {copies} redundant copies, {drift:g}% drift an interval: placed "
-        f"once, the busiest GPU carries {never.mean():.3f} times the average, {never[-1]:.2f} at "
-        f"the end. Reassigned every {every} from the interval before: anew {anew.mean():.3f}, for "
-        f"{np.mean(many):.0f} of {EXPERTS + copies} experts moved each time; with {swaps} swaps "
-        f"{near.mean():.3f}, for {np.mean(few):.0f} (reported {value('lb.moe'):.3f})."
+        f"Simulated, {ON} GPUs, {copies} redundant copies, {drift:g}% drift an interval, median of "
+        f"{DRAWS} draws (lowest to highest): placed once, the busiest GPU carries {mean['once']} "
+        f"times the average, {spread(runs['once'][-1])} at the end. Reassigned every {every} from "
+        f"the interval before: anew {mean['anew']}, for {moved['anew']:.0f} of {EXPERTS + copies} "
+        f"experts moved each time; with {swaps} swaps {mean['near']}, for {moved['near']:.0f} "
+        f"(reported {value('lb.moe'):.3f})."
     )
 
 
