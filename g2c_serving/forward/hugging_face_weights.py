@@ -114,11 +114,9 @@ def _gpt2(config: ModelConfig) -> Iterator[Wanted]:
         for number in (1, 2):
             yield from _layer_norm(f"{ours}.ln{number}", f"{theirs}.ln_{number}", dim)
         for k, p in enumerate("qkv"):
-            columns, name = slice(k * dim, (k + 1) * dim), f"{ours}.attn.{p}_proj"
-            yield Wanted(
-                f"{name}.W", f"{theirs}.attn.c_attn.weight", (dim, 3 * dim), columns=columns
-            )
-            yield Wanted(f"{name}.b", f"{theirs}.attn.c_attn.bias", (3 * dim,), columns=columns)
+            mine, name = slice(k * dim, (k + 1) * dim), f"{ours}.attn.{p}_proj"
+            yield Wanted(f"{name}.W", f"{theirs}.attn.c_attn.weight", (dim, 3 * dim), columns=mine)
+            yield Wanted(f"{name}.b", f"{theirs}.attn.c_attn.bias", (3 * dim,), columns=mine)
         for name, there, rows, columns in (
             ("attn.out_proj", "attn.c_proj", dim, dim),
             ("ffn.fc1", "mlp.c_fc", dim, hidden),
