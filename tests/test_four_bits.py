@@ -22,10 +22,13 @@ def lm():
 
 
 def test_yardsticks_by_hand():
-    exact = torch.tensor([[0.5, 0.25, 0.25]]).log()
-    other = torch.tensor([[0.25, 0.5, 0.25]]).log()
-    found = compare("x", exact, other, torch.tensor([2]))
+    """Two texts of one place: the true token is as likely in one, half as likely in the other."""
+    exact = torch.tensor([[[0.5, 0.25, 0.25]], [[0.5, 0.25, 0.25]]]).log()
+    other = torch.tensor([[[0.25, 0.5, 0.25]], [[0.25, 0.5, 0.25]]]).log()
+    found = compare("x", exact, other, torch.tensor([[2], [0]]))
     assert found.loss == pytest.approx(math.log(4))
+    assert found.more.value == pytest.approx(math.log(2) / 2)
+    assert (found.more.low, found.more.high) == pytest.approx((0, math.log(2)), abs=1e-6)
     assert found.kl == pytest.approx(0.25 * math.log(2))
     assert found.changed == 1
 
@@ -45,7 +48,19 @@ def test_what_the_ways_to_store_cost(lm):
     for effect in found.values():
         assert abs(effect.loss - found["float32"].loss) < 0.01
     rows = four_bits.table(measured(lm)).rows
-    assert len(rows) == 6 and rows[0][2:] == ("0.00000", "0.00%")
+    none = "+0.0000 (+0.0000 to +0.0000)"
+    assert len(rows) == 6 and rows[0][2:] == (none, "0.00000", "0.00%")
+
+
+def test_what_notebook_07_says_of_them(lm):
+    ways = measured(lm)[1:]
+    assert all(0.02 < effect.changed < 0.05 and effect.more.value < 0.003 for effect in ways)
+    as_deepinfer = ways[-1]
+    assert as_deepinfer.name.startswith("as DeepInfer") and as_deepinfer.more.low > 0
+    assert as_deepinfer.more.value == max(effect.more.value for effect in ways)
+    assert as_deepinfer.kl == max(effect.kl for effect in ways)
+    assert any(effect.more.is_zero for effect in ways)
+    assert len(held_out(lm)) == 32
 
 
 def test_weights_are_rounded_along_their_inputs(lm):
