@@ -85,6 +85,12 @@ def test_extra_reads_help_until_the_disks_are_busy():
     assert np.isinf(under_load(1, 10)) and np.isinf(under_load(0.95, 11))
 
 
+def test_blocks_that_find_empty_queues_are_left_out():
+    """The first blocks of all find idle disks and take H10 = 2.9; the first that count take more."""
+    first = np.mean([simulate(0.8, 10, blocks=250, seed=seed)[:10].mean() for seed in range(20)])
+    assert first > 1.5 * harmonic(10)
+
+
 @pytest.mark.parametrize("load, issued", [(0.3, 10), (0.5, 11), (0.6, 10)])
 def test_queues_that_are_simulated_come_to_the_closed_form(load, issued):
     found = simulate(load, issued, blocks=8000, seed=5).mean()
