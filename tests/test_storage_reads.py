@@ -86,7 +86,7 @@ def test_extra_reads_help_until_the_disks_are_busy():
 
 
 def test_blocks_that_find_empty_queues_are_left_out():
-    """The first blocks of all find idle disks and take H10 = 2.9; the first that count take more."""
+    """The first of all find idle disks and take H10 = 2.9; the first that count take more."""
     first = np.mean([simulate(0.8, 10, blocks=250, seed=seed)[:10].mean() for seed in range(20)])
     assert first > 1.5 * harmonic(10)
 
