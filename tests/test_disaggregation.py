@@ -4,16 +4,25 @@ of any run."""
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2c_serving.cluster.disaggregation import Link, Load, one_pool, two_pools
+from g2c_serving.cluster.disaggregation import (
+    Job,
+    Link,
+    Load,
+    Machine,
+    one_pool,
+    ship_job,
+    two_pools,
+)
 from g2c_serving.cluster.layer_transfer import arrival_ms, ship, shown_ms
-from g2c_serving.cluster.offered_load import decode_load, one_pool_load, prefill_load
 from g2c_serving.schedule.cost_model import CostModel
+from g2c_serving.virtual_clock import VirtualClock
 
 COSTS = CostModel(10.0, 0.5, 0.0, 0.02, 0.0, 0.0)  # 10 ms a step, 0.5 a row, 0.02 a prompt token
 NOW = Link(gb_per_s=1e9)  # a link that takes no time
@@ -95,6 +104,21 @@ def test_the_link_shows_once_between_the_first_token_and_the_second():
     assert run.first_token.tolist() == [30.0] and run.between.tolist() == [12.5, 10.5, 10.5]
 
 
+def test_what_waited_for_its_prefill_is_shipped_from_then_on():
+    """The first of two prompts has no second token, so the link is free. The other's prefill is
+    from 30 to 60 ms, its cache on the link from 37.5 to 77.5."""
+    clock = VirtualClock()
+    filling, decoding = (Machine(clock, COSTS, 1000, lambda job: None) for _ in range(2))
+    link = Link(gb_per_s=1, bytes_per_token=40_000, layers=4)
+    filling.computed = partial(ship_job, filling, link, [decoding])
+    jobs = [Job(0, 1000, 1), Job(0, 1000, 3)]
+    for job in jobs:
+        filling.prefill(job)
+    clock.run()
+    assert [job.first for job in jobs] == [30_000, 60_000]
+    assert jobs[0].gaps == [] and jobs[1].gaps == [17_500 + 10_500, 10_500]
+
+
 def test_the_second_of_two_caches_waits_for_the_link():
     """As above, both prompts at once: the second's cache has the link from 47.5 ms to 87.5."""
     link = Link(gb_per_s=1, bytes_per_token=40_000, layers=4)
@@ -150,45 +174,6 @@ def test_a_prefill_machine_is_an_m_d_1_queue():
     rho, s = 20 * 0.030, 30.0
     assert run.first_token.mean() == pytest.approx(s + rho * s / (2 * (1 - rho)), rel=0.03)
     assert run.busy[0] == pytest.approx(rho, rel=0.02) and len(run.between) == 0
-
-
-def test_an_offered_load_by_hand():
-    """1,000 tokens are a step of 30 ms, or two of 20; three rows of 0.5 follow, which read 1,001,
-    1,002 and 1,003 tokens."""
-    load = Load(20, 1, 1000, 4)
-    assert prefill_load(load, 2, COSTS) == pytest.approx(20 * 0.030 / 2)
-    assert decode_load(load, 2, COSTS) == pytest.approx(20 * 0.0015 / 2)
-    assert one_pool_load(load, 2, COSTS, 500) == pytest.approx(20 * (0.040 + 0.0015) / 2)
-    looks = CostModel(10.0, 0.5, 0.01, 0.02, 1e-4, 2e-5)
-    assert prefill_load(load, 1, looks) == pytest.approx(20 * (0.030 + 0.020))
-    assert decode_load(load, 1, looks) == pytest.approx(20 * (0.0015 + 0.03006))
-    chunks = 0.040 + 0.025 + 0.005 + 0.005
-    assert one_pool_load(load, 1, looks, 500) == pytest.approx(20 * (chunks + 0.0015 + 0.03006))
-
-
-def test_above_a_load_of_1_waits_grow_as_long_as_requests_come():
-    """The last request has its first token when all the work is done: the load times the seconds in
-    which as many requests come."""
-    waits = []
-    for count in (300, 600):
-        load = Load(45, count, 1000, 10, seed=4)
-        last = load.arrivals()[-1] / 1e6
-        asked = one_pool_load(load, 1, COSTS, 500), prefill_load(load, 1, COSTS)
-        runs = one_pool(load, 1, COSTS, 500), two_pools(load, 1, 1, COSTS)
-        for share, run in zip(asked, runs, strict=True):
-            late = run.first_token[-1] / 1000
-            assert share > 1.3 and late == pytest.approx(share * count / 45 - last, abs=0.2)
-            waits.append(late)
-    assert waits[2] > 1.7 * waits[0] and waits[3] > 1.7 * waits[1]
-
-
-def test_a_decode_step_grows_as_its_load_says():
-    """Little's law: n rows are there where each step of base + n * row brings n tokens a machine;
-    so a step takes base / (1 - load)."""
-    load = Load(30, 1500, 100, 40, seed=5)
-    asked = decode_load(load, 1, COSTS)
-    run = two_pools(load, 4, 1, COSTS, NOW)
-    assert 0.5 < asked < 0.7 and np.mean(run.between) == pytest.approx(10 / (1 - asked), rel=0.08)
 
 
 @settings(max_examples=25, deadline=None)

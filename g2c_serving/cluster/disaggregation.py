@@ -206,18 +206,19 @@ def two_pools(
     """Prompts whole, one after the other, in the one pool; rows in the other."""
     link, clock = Link() if link is None else link, VirtualClock()
     decoding = [Machine(clock, costs, 1, _refuse) for _ in range(as_int("decode", decode, 1))]
-
-    def hand_over(machine: Machine, job: Job) -> None:
-        times = job.began, job.first, machine.link_free_at
-        machine.link_free_at = link.arrival_us(job.prompt_tokens, *times)
-        clock.at(machine.link_free_at, partial(_decode, decoding, job))
-
     filling = []
     for _ in range(as_int("prefill", prefill, 1)):
         machine = Machine(clock, costs, load.prompt_tokens, _refuse)
-        machine.computed = partial(hand_over, machine)
+        machine.computed = partial(ship_job, machine, link, decoding)
         filling.append(machine)
     return _run(clock, load, filling, [*filling, *decoding])
+
+
+def ship_job(machine: Machine, link: Link, decoding: Sequence[Machine], job: Job) -> None:
+    """Send a job's cache over the machine's link, to the pool that decodes."""
+    times = job.began, job.first, machine.link_free_at
+    machine.link_free_at = link.arrival_us(job.prompt_tokens, *times)
+    machine.clock.at(machine.link_free_at, partial(_decode, decoding, job))
 
 
 def _refuse(job: Job) -> None:

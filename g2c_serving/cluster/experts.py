@@ -119,7 +119,7 @@ def place(load: np.ndarray, gpus: int, copies: int = 0) -> Placement:
     gpus = as_int("gpus", gpus, 1)
     counts = copies_for(load, copies, gpus)
     a_copy = np.append(_as_load(load) / counts, 0)  # the last: an empty slot
-    held = apart(_heaviest_first(a_copy, counts, gpus), a_copy)
+    held = apart(_heaviest_first(a_copy, counts, gpus), a_copy)  # the greedy rule promises nothing
     return Placement(swapped(held, a_copy, MOST_SWAPS), counts)
 
 
