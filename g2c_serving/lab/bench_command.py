@@ -12,9 +12,11 @@ import sys
 
 from g2c_serving.forward.checkpoints import load
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.lab import bench, bench_peers, bench_report
+from g2c_serving.lab import bench, bench_peers, bench_report, bench_servers
+from g2c_serving.lab.day_result import Target
 from g2c_serving.lab.peer_runner import KINDS
 
+QUICK_TRIAL = (0.05, 0.1)  # seconds an hour, share of the sessions
 QUICK_PEERS = bench_peers.PeerSizes(4, 8, 8, 1, (1, 4), 8)
 TOO_SMALL = "Too small to judge by: --quick only shows that it runs.\n"
 
@@ -32,6 +34,10 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if addresses and len(addresses) < len(peers):
+        print("--peer: engines and addresses are measured differently: one kind at a time",
+              file=sys.stderr)  # fmt: skip
+        return 2
     try:
         lm = load(choice.model)
         print(_measured(lm, choice, peers, addresses))
@@ -48,6 +54,15 @@ def _measured(
     if not peers:
         own = bench.measure(lm, bench.QUICK if choice.quick else bench_report.Sizes())
         return own.as_json() if choice.json else quick + bench_report.table(own)
+    if addresses:
+        hour, share = QUICK_TRIAL if choice.quick else (choice.hour, 1.0)
+        trial = bench_servers.Trial(
+            hour, share, Target(choice.first_ms / 1e3, choice.token_ms / 1e3)
+        )
+        seen = bench_servers.measure(
+            lm, choice.model, addresses, trial, choice.peer_model, not choice.peer_stops_early
+        )
+        return seen.as_json() if choice.json else quick + bench_servers.table(seen)
     sizes = QUICK_PEERS if choice.quick else bench_peers.PeerSizes()
     found = bench_peers.measure(
         lm,
@@ -85,4 +100,21 @@ def _parser() -> argparse.ArgumentParser:
                        help="vLLM's: compiled needs a C++ compiler, and a minute")  # fmt: skip
     group.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32",
                        help="all engines' precision")  # fmt: skip
+    group = parser.add_argument_group("a server", "Its key, if any, is read from OPENAI_API_KEY.")
+    group.add_argument("--peer-model", metavar="NAME", help="which of its models; else the first")
+    group.add_argument("--peer-stops-early", action="store_true",
+                       help="do not ask for full lengths: it does not know ignore_eos")  # fmt: skip
+    group.add_argument("--hour", type=_positive, default=1.0, metavar="SECONDS",
+                       help="how long an hour of the day takes (1)")  # fmt: skip
+    group.add_argument("--first-ms", type=_positive, default=500.0, metavar="MS",
+                       help="in time: the first token within (500)")  # fmt: skip
+    group.add_argument("--token-ms", type=_positive, default=50.0, metavar="MS",
+                       help="in time: a further token within, on average (50)")  # fmt: skip
     return parser
+
+
+def _positive(word: str) -> float:
+    value = float(word)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word} must be a number above 0")
+    return value

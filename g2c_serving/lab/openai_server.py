@@ -1,0 +1,208 @@
+"""Our engine behind the interface that everybody speaks: OpenAI's completions, streamed.
+
+    python -m g2c_serving.lab.openai_server tiny --port 8000
+
+A server is a thin shell around `engine.stream`: it reads a request, streams what comes, and drops
+the request when its client is gone. What real ones add is around that: many processes, keys,
+limits, chat templates, metrics. This one listens on this machine alone, serves one model, and knows
+GET /v1/models and POST /v1/completions with `prompt` (a text or token ids), `max_tokens`,
+`temperature`, `top_p`, `top_k`, `seed`, `stop`, `ignore_eos`, `stream`, `stream_options`; it does
+not look at other fields. The event loop is one thread, the engine's driver another.
+
+Text is text, whatever it spells (Brief, section 5). With --markers a spelled reserved name becomes
+the token, as in servers that render templates to text: for trusted clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from threading import Event, Thread
+from typing import Any
+
+from g2c_serving.async_engine import AsyncEngine
+from g2c_serving.config import EngineConfig
+from g2c_serving.forward.checkpoints import load
+from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.intake import AnyPrompt
+from g2c_serving.lab.promoting import promote
+from g2c_serving.lab.small_http import BadRequest, chunk, event, head, read_request, whole
+from g2c_serving.output import RequestOutput
+from g2c_serving.request import SamplingParams
+
+FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos")
+
+
+class CompletionServer:
+    """One engine, many clients. `parse` says how a text becomes a prompt; None: all inert."""
+
+    def __init__(
+        self, engine: AsyncEngine, parse: Callable[[str], AnyPrompt] | None = None
+    ) -> None:
+        self.engine, self._parse = engine, parse
+
+    async def serve(self, listener: socket.socket, is_over: asyncio.Event) -> None:
+        """Answer who connects, until it is over."""
+        server = await asyncio.start_server(self._serve, sock=listener)
+        await is_over.wait()
+        server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, one request."""
+        try:
+            try:
+                await self._answer(*await read_request(reader), writer)
+            except BadRequest as err:
+                error = {"message": str(err), "type": "invalid_request_error"}
+                whole(writer, err.status, {"error": error})
+            await writer.drain()
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the client is gone: closing the stream aborted its request
+        finally:
+            writer.close()
+
+    async def _answer(
+        self, method: str, path: str, body: bytes, writer: asyncio.StreamWriter
+    ) -> None:
+        if (method, path) == ("GET", "/v1/models"):
+            model = {"id": self.engine.lm.name, "object": "model", "owned_by": "g2c_serving"}
+            whole(writer, "200 OK", {"object": "list", "data": [model]})
+        elif (method, path) == ("POST", "/v1/completions"):
+            await self._complete(_fields(body), writer)
+        else:
+            raise BadRequest("404 Not Found", f"there is no {method} {path} here")
+
+    async def _complete(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        name = self.engine.lm.name
+        if asked.get("model", name) != name:
+            raise BadRequest("404 Not Found", f"the model {asked['model']!r} is not served: {name}")
+        prompt = asked.get("prompt")
+        if isinstance(prompt, str) and self._parse:
+            prompt = self._parse(prompt)
+        given = {name: asked[name] for name in FIELDS if asked.get(name) is not None}
+        try:
+            params = SamplingParams(**{"max_tokens": 16, **given})
+            stream = self.engine.stream(prompt, params)  # type: ignore[arg-type]
+            output = await anext(stream)
+        except (TypeError, ValueError) as err:
+            raise BadRequest("400 Bad Request", str(err)) from err
+        try:
+            if asked.get("stream"):
+                await self._stream(output, stream, asked, writer)
+            else:
+                async for later in stream:
+                    output = later
+                whole(
+                    writer,
+                    "200 OK",
+                    self._event(output, self._text(output, asked)) | _usage(output),
+                )
+        finally:
+            await stream.aclose()
+
+    async def _stream(
+        self, output: RequestOutput, stream: Any, asked: dict[str, Any], writer: Any
+    ) -> None:
+        """An event for each output, with its new text, which may be none; each an HTTP chunk, so
+        that a client can tell an end from a cut."""
+        writer.write(head("200 OK", "text/event-stream", "Transfer-Encoding: chunked"))
+        shown = 0
+        while True:
+            text = self._text(output, asked)
+            event(writer, self._event(output, text[shown:]))
+            shown = len(text)
+            await writer.drain()
+            if output.finish_reason:
+                break
+            output = await anext(stream)
+        if (asked.get("stream_options") or {}).get("include_usage"):
+            event(writer, self._event(output, "") | {"choices": []} | _usage(output))
+        writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    def _text(self, output: RequestOutput, asked: dict[str, Any]) -> str:
+        """All that was written, thoughts and tool calls too, as this interface has it; with `stop`
+        the answer alone, up to there."""
+        if asked.get("stop"):
+            return output.text
+        is_over = output.finish_reason is not None
+        return self.engine.lm.tokenizer.visible_text(output.token_ids, final=is_over)
+
+    def _event(self, output: RequestOutput, text: str) -> dict[str, Any]:
+        """A piece of an answer, as OpenAI's interface has it."""
+        reason = output.finish_reason
+        choice = {"index": 0, "text": text, "finish_reason": reason, "logprobs": None}
+        about = {"id": f"cmpl-{output.request_id}", "object": "text_completion",
+                 "created": int(time.time()), "model": self.engine.lm.name}  # fmt: skip
+        if reason == "error":
+            return about | {"error": {"message": output.message}, "choices": [choice]}
+        return about | {"choices": [choice]}
+
+
+@contextmanager
+def running(
+    lm: LanguageModel, config: EngineConfig | None = None, port: int = 0, markers: bool = False
+) -> Iterator[str]:
+    """A server in a thread of its own, while the block runs; its address."""
+    try:
+        listener = socket.create_server(("127.0.0.1", port))
+    except (OSError, OverflowError) as err:
+        raise OSError(f"port {port} cannot be had here ({err}): name another one") from err
+    engine = AsyncEngine(lm, config or EngineConfig(enable_prefix_caching=True))
+    server = CompletionServer(engine, partial(promote, lm.tokenizer) if markers else None)
+    is_over, runner = asyncio.Event(), asyncio.Runner()
+    loop = runner.get_loop()
+    thread = Thread(target=runner.run, args=(server.serve(listener, is_over),), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    finally:
+        loop.call_soon_threadsafe(is_over.set)
+        thread.join()
+        runner.close()  # ends the requests that are left
+        engine.close()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until Ctrl+C."""
+    parser = argparse.ArgumentParser("python -m g2c_serving.lab.openai_server")
+    parser.add_argument("model", nargs="?", default="tiny", help="a shipped model or a folder")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    parser.add_argument("--markers", action="store_true",
+                        help="reserved names spelled in a prompt become tokens")  # fmt: skip
+    choice = parser.parse_args(argv)
+    try:
+        with running(load(choice.model), port=choice.port, markers=choice.markers) as address:
+            print(f"{choice.model} at {address}; Ctrl+C ends it", flush=True)
+            Event().wait()
+    except KeyboardInterrupt:
+        return 0
+    except (OSError, TypeError, ValueError) as err:
+        print(f"not served: {err}", file=sys.stderr)
+    return 1
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError as err:
+        raise BadRequest("400 Bad Request", f"the body is not JSON: {err}") from err
+    if not isinstance(found, dict):
+        raise BadRequest("400 Bad Request", "the body is not a JSON object")
+    return found
+
+
+def _usage(output: RequestOutput) -> dict[str, Any]:
+    asked, written = len(output.prompt_token_ids), len(output.token_ids)
+    counts = {"prompt_tokens": asked, "completion_tokens": written}
+    return {"usage": counts | {"total_tokens": asked + written}}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""As much of HTTP as a small server needs: one request a connection, answers whole or in chunks.
+
+A stream goes out in chunks, each with its length, and an empty one at the end: so a client can tell
+an end from a cut. Left out: everything else, for which there are real servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+MOST_BYTES = 4 << 20  # of a request's body
+
+
+class BadRequest(Exception):
+    """A request that gets an error with a status."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def read_request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
+    """Method, path and body of one HTTP request."""
+    try:
+        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, path, _ = first.split(" ")
+        fields = {name.lower(): value for name, _, value in (li.partition(":") for li in lines)}
+        length = int(fields.get("content-length", 0))
+    except (ValueError, asyncio.LimitOverrunError) as err:
+        raise BadRequest("400 Bad Request", f"that is no HTTP request: {err}") from err
+    if not 0 <= length <= MOST_BYTES:
+        raise BadRequest("413 Content Too Large", f"a body may have {MOST_BYTES:,} bytes")
+    return method, path.partition("?")[0], await reader.readexactly(length)
+
+
+def head(status: str, kind: str, more: str) -> bytes:
+    """The lines before a body of the kind; `more` says how long that is."""
+    return (
+        f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{more}\r\nConnection: close\r\n\r\n"
+    ).encode()
+
+
+def whole(writer: asyncio.StreamWriter, status: str, content: dict[str, Any]) -> None:
+    """A whole answer, as JSON."""
+    body = json.dumps(content).encode()
+    writer.write(head(status, "application/json", f"Content-Length: {len(body)}") + body)
+
+
+def event(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:
+    """One event of a stream, in a chunk of its own."""
+    writer.write(chunk(b"data: " + json.dumps(content).encode() + b"\n\n"))
+
+
+def chunk(content: bytes) -> bytes:
+    return f"{len(content):x}\r\n".encode() + content + b"\r\n"
