@@ -38,8 +38,8 @@ QUESTIONS = (
     Question(
         "How is a cached beginning found?",
         "schedule/block_hash.py",
-        Where("v1/core/kv_cache_utils.py", "hash_block_tokens, a chain of hashes over whole blocks: "
-              "a dictionary finds them, and a hit ends at a block"),
+        Where("v1/core/kv_cache_utils.py", "hash_block_tokens, a chain of hashes over whole "
+              "blocks: a dictionary finds them, and a hit ends at a block"),
         Where("mem_cache/radix_cache.py", "match_prefix, a tree over tokens: a node is split where "
               "two texts part, so a hit may end at any token (with pages of one)"),
         Where("the Q&A", "a chain of block hashes, matched before routing; that code is not out"),
@@ -47,8 +47,8 @@ QUESTIONS = (
     Question(
         "Which cached block goes first?",
         "schedule/block_manager.py",
-        Where("v1/core/kv_cache_utils.py", "FreeKVCacheBlockQueue: least recently used; a request's "
-              "tail before its head, because it is freed in reverse"),
+        Where("v1/core/kv_cache_utils.py", "FreeKVCacheBlockQueue: least recently used; a "
+              "request's tail before its head, because it is freed in reverse"),
         Where("mem_cache/radix_cache.py", "evict: leaves alone, by a heap, so a beginning outlives "
               "all that grew from it; six orders to choose from"),
         Where("csrc/engine/block_manager.hpp", "a free list, and a count on every block"),
@@ -65,8 +65,8 @@ QUESTIONS = (
     Question(
         "Where may blocks go instead?",
         "schedule/prefix_tiers.py",
-        Where("v1/kv_offload/cpu/manager.py", "finished blocks are copied to the host and come back "
-              "by their hash: swap of the cache, not of a request"),
+        Where("v1/kv_offload/cpu/manager.py", "blocks are copied to the host and come back by "
+              "their hash: swap of the cache, not of a request"),
         Where("mem_cache/hiradix_cache.py", "a node keeps a copy on the host; load_back brings a "
               "whole path back, or none of it where that is short"),
         Where("the Q&A", "disks of a cluster, for 3 to 7 days; not in the released engine"),
@@ -99,8 +99,8 @@ QUESTIONS = (
     Question(
         "When is a draft accepted?",
         "sample/speculation.py",
-        Where("v1/sample/rejection_sampler.py", "rejection_sample, and sample_recovered_tokens after "
-              "a rejection"),
+        Where("v1/sample/rejection_sampler.py", "rejection_sample, and after a rejection "
+              "sample_recovered_tokens"),
         Where("speculative/dflash_utils.py", "compute_dflash_sampling_accept_len_and_bonus"),
         Where("fused_sample.py", "the draft's probability shrunk by a guard"),
     ),
