@@ -119,6 +119,18 @@ def text(label: str, value: str, *, rows: int = 3) -> Control:
     return Control(label, box, box, ("", value))
 
 
+def entry(label: str, value: str) -> Control:
+    """One line to type in, half a page wide."""
+    box = w.Text(
+        value=value,
+        description=label,
+        continuous_update=True,
+        style=WHOLE_LABEL,
+        layout=w.Layout(width="380px", max_width="100%"),
+    )
+    return Control(label, box, box, ("", value))
+
+
 class _Rounded(w.Widget):
     """A number with so many decimals, whatever the browser's additions make of it."""
 

@@ -32,13 +32,17 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 
-from g2c_serving.lab.controls import Control, choice, slider, stops, text, toggle
+from g2c_serving.lab.controls import Control, choice, entry, slider, stops, text, toggle
 from g2c_serving.lab.plots import DPI, SIZE, encode, image_tag, mime, new_figure, style
 
-__all__ = ["Control", "Panel", "choice", "slider", "stops", "text", "toggle"]
+__all__ = ["Control", "Frame", "Panel", "choice", "entry", "slider", "stops", "text", "toggle"]
 
 Artists = Any  # whatever `draw` returns: a dict, a list, an object; `update` gets it back
 Update = Callable[..., "str | Iterator[str]"]
+
+
+class Frame(str):
+    """Progress to be read, with which the picture is drawn as well."""
 
 
 class Panel(w.VBox):
@@ -47,7 +51,8 @@ class Panel(w.VBox):
     draw(figure) -> artists makes the axes once. Every artist found in what it returns (in a dict,
     list or tuple, at any depth; axes aside) is one that moves: it is drawn above the rest.
     update(artists, **values) -> sentence sets the data for one setting of the controls. A slow
-    one may be a generator: what it yields is shown as progress, what it returns is the sentence.
+    one may be a generator: what it yields is shown as progress, a `Frame` with the picture as it
+    then stands (not in the first update), what it returns is the sentence.
     controls maps the names of update's arguments to controls (see controls.py).
     run: the text of a button; then only the button draws, for work above a second.
 
@@ -147,7 +152,10 @@ class Panel(w.VBox):
     def _drain(self, steps: GeneratorType) -> str:
         while True:
             try:
-                self._say(next(steps))
+                said = next(steps)
+                if isinstance(said, Frame) and self.draws:
+                    self._show_picture(encode(self._paint()), said)
+                self._say(said)
             except StopIteration as end:
                 return end.value
 
@@ -155,8 +163,11 @@ class Panel(w.VBox):
         pixels = self._paint()
         self.png, self.text = encode(pixels), sentence
         self.draws += 1
-        self.picture.value = image_tag(self.png, sentence, self._width)
+        self._show_picture(self.png, sentence)
         self._say(sentence)
+
+    def _show_picture(self, png: bytes, sentence: str) -> None:
+        self.picture.value = image_tag(png, sentence, self._width)
 
     def _say(self, text: str, role: str = "status") -> None:
         look = "color:#B00020;font-weight:bold" if role == "alert" else ""

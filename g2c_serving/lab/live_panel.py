@@ -1,0 +1,114 @@
+"""The live panel: users type, press Run, and see queue, blocks, drafts and text move.
+
+The picture is drawn anew every few steps while the engine works. Left, what each user sees. Right,
+whose each block was, step by step: black outlines are blocks that two answers share, grey ones are
+kept for whoever begins in the same way. Below, how many ran and how many waited.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.lab.live_users import ASKED, BUDGETED, FIXED, KEPT, OFF, Room, opened, sentence
+from g2c_serving.lab.panel import Frame, Panel, choice, entry, slider, stops, toggle
+from g2c_serving.lab.plots import BLACK, Blocks, line
+from g2c_serving.output import RequestOutput
+
+EVERY = 2  # steps from one picture to the next
+SHOWN, MOST_STEPS = 52, 40  # characters; steps that the picture has room for at first
+
+
+def panel(lm: LanguageModel, drafter: LanguageModel | None = None) -> Panel:
+    """A line for each user, seats, blocks, a fork, drafts where there is a drafter; Run."""
+    controls: dict[str, Any] = {name: entry(name, words) for name, words in ASKED.items()}
+    controls["seats"] = slider("Seats", 1, 5, 3)
+    controls["blocks"] = stops("Blocks", (8, 12, 16, 24, 32), 16)
+    controls["fork"] = toggle("A second answer for the first of them: a fork", True)
+    if drafter is not None:
+        controls["speculation"] = choice("Drafts", (OFF, FIXED, BUDGETED), FIXED)
+
+    def update(art: dict[str, Any], **v: Any) -> Generator[str, None, str]:
+        asked = {name: v[name] for name in ASKED}
+        drafts = v.get("speculation", OFF)
+        room = opened(lm, drafter, asked, v["seats"], v["blocks"], drafts, v["fork"])
+        for step, _ in enumerate(room.run()):
+            if step % EVERY == 0:
+                _show(art, room)
+                yield Frame(f"Step {step + 1}: {room.waiting[-1]} wait, {room.running[-1]} run.")
+        _show(art, room)
+        return sentence(room)
+
+    return Panel(_draw, update, controls, run="Run")
+
+
+def _draw(figure: Figure) -> dict[str, Any]:
+    grid = figure.add_gridspec(2, 2, width_ratios=(6, 5), height_ratios=(5, 3))
+    words, blocks = figure.add_subplot(grid[:, 0]), figure.add_subplot(grid[0, 1])
+    queue, lines = figure.add_subplot(grid[1, 1]), len(ASKED) + 1
+    words.set(xlim=(0, 1), ylim=(lines - 0.1, -0.2), xticks=[], yticks=[])
+    words.spines[:].set_visible(False)
+    blocks.set(ylabel="block", xticks=[])
+    for axes in (words, blocks):
+        axes.grid(False)
+    queue.set(xlabel="step", ylim=(0, lines + 0.5), yticks=range(0, lines + 1, 2))
+    art: dict[str, Any] = {"queue": queue, "blocks": blocks}
+    art["kept"] = Blocks(blocks, 0, facecolor="#DDDDDD", hatch="", edgecolor="none")
+    art["owned"] = [Blocks(blocks, k, edgecolor="white", linewidth=0) for k in range(lines)]
+    art["shared"] = Blocks(blocks, 0, facecolor="none", edgecolor=BLACK, hatch="", linewidth=1.2)
+    art["keys"] = [Blocks(words, k) for k in range(lines)]
+    art["states"] = [words.text(0.05, y, "", va="top", fontsize=9) for y in range(lines)]
+    art["texts"] = [
+        words.text(0.05, y + 0.42, "", va="top", fontsize=8.5, family="monospace", parse_math=False)
+        for y in range(lines)
+    ]
+    (art["waiting"],) = queue.plot([], [], label="waiting", **{**line(1), "marker": ""})
+    (art["running"],) = queue.plot([], [], label="running", **{**line(0), "marker": ""})
+    queue.legend(loc="upper right", fontsize=8, ncols=2)
+    return art
+
+
+def _show(art: dict[str, Any], room: Room) -> None:
+    for y, (state, text) in enumerate(zip(art["states"], art["texts"], strict=True)):
+        user = room.users[y] if y < len(room.users) else None
+        state.set_text("" if user is None else f"{user.name}  {room.state(user)}")
+        text.set_text("" if user is None or user.output is None else _words(user.output))
+        art["keys"][y].set_boxes([0] if user else [], y, 0.03, 0.3)
+    last = max(MOST_STEPS, len(room.waiting))
+    art["queue"].set_xlim(0, last)
+    art["blocks"].set(xlim=(0, last), ylim=(-0.5, room.engine.config.num_blocks - 0.5))
+    steps = [k + 0.5 for k in range(len(room.waiting))]
+    art["waiting"].set_data(steps, room.waiting)
+    art["running"].set_data(steps, room.running)
+    _show_blocks(art, room)
+
+
+def _show_blocks(art: dict[str, Any], room: Room) -> None:
+    """Whose each block was, step by step."""
+    _boxes(art["kept"], [found[KEPT] for found in room.owners])
+    shared = []
+    for found in room.owners:
+        used = Counter(b for name, blocks in found.items() if name != KEPT for b in blocks)
+        shared.append([block for block, count in used.items() if count > 1])
+    _boxes(art["shared"], shared)
+    for y, blocks in enumerate(art["owned"]):
+        name = room.users[y].name if y < len(room.users) else ""
+        _boxes(blocks, [found.get(name, []) for found in room.owners])
+
+
+def _boxes(blocks: Blocks, by_step: Sequence[Sequence[int]]) -> None:
+    at = [(step, block - 0.45) for step, found in enumerate(by_step) for block in found]
+    left, bottom = zip(*at, strict=True) if at else ((), ())
+    blocks.set_boxes(left, bottom, 1.0, 0.9)
+
+
+def _words(output: RequestOutput) -> str:
+    """The end of a text, or of its tool call, on one line; characters that the picture's font may
+    lack as dots."""
+    said = " ".join([output.text, *(f"call {call.text}" for call in output.tool_calls)])
+    plain = "".join(c if c.isascii() and c.isprintable() else "." for c in " ".join(said.split()))
+    return plain if len(plain) <= SHOWN else f"...{plain[-SHOWN + 3 :]}"

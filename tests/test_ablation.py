@@ -1,0 +1,215 @@
+"""Switches, the ablation's words and pictures, the load sweep: on small models and made-up days."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from small_models import random_lm
+
+import g2c_serving as g
+from g2c_serving.lab import ablation, ablation_panel, day, load_sweep
+from g2c_serving.lab.ablation import (
+    AGAIN,
+    ALL_OFF,
+    ALL_ON,
+    BUDGETED,
+    FIXED,
+    NOTHING,
+    OFF,
+    PAID,
+    Scale,
+    Switches,
+)
+from g2c_serving.lab.day import LONG, Visit
+from g2c_serving.lab.day_result import Day, Served, Stream, Target
+from g2c_serving.lab.load_sweep import Sweep
+from g2c_serving.schedule.cost_model import CostModel
+
+COST = CostModel(1.0, 0.1, 0.0, 0.01, 0.0, 0.0)
+SCALE = Scale(240.0, Target(10.0, 2.0), COST, 5.0)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return random_lm(vocab_size=266, context=128)
+
+
+@pytest.fixture(scope="module")
+def visits(small):
+    return day.made_up(small, share=0.1)
+
+
+def made_day(tokens: int, busy: float, first_token: float = 1.0) -> Day:
+    """One visit of so many tokens, a ms apart."""
+    times = [first_token + k for k in range(tokens)]
+    served = Served(Visit(LONG, "n", 0, (1,), tokens, 0), 0.0, [1], [Stream(times, [0] * tokens)])
+    return Day([served], [], times[-1], busy, 5, 1, tokens, 0, 0, 0, 0, 3, 7)
+
+
+# ---- switches ----
+
+
+def test_each_switch_changes_the_engine_and_all_off_is_the_plainest(small):
+    drafter = random_lm(vocab_size=266, context=128, layers=1, seed=1)
+    all_on = ablation.config(small, drafter, Switches(), SCALE)
+    assert all_on.enable_prefix_caching and all_on.batch_invariant
+    assert all_on.kv_cache_dtype == "nvfp4" and all_on.speculation.mode == BUDGETED
+    assert all_on.step_time_budget_ms == 5.0 and all_on.cost_model is COST
+    for field in fields(Switches):
+        if field.name not in ("continuous", "overlap"):  # those are the replay's, and the class's
+            off = replace(Switches(), **{field.name: getattr(NOTHING, field.name)})
+            assert ablation.config(small, drafter, off, SCALE) != all_on, field.name
+    none = ablation.config(small, drafter, NOTHING, SCALE)
+    assert none == g.EngineConfig(num_blocks=32, block_size=16, max_num_batched_tokens=512,
+                                  max_num_seqs=4)  # fmt: skip
+
+
+def test_without_pages_everybody_reserves_a_whole_context(small):
+    reserved = ablation.config(small, None, replace(Switches(), paging=False), SCALE)
+    tokens = reserved.num_blocks * reserved.block_size
+    assert reserved.max_num_seqs == tokens // small.config.max_seq_len
+    assert not reserved.enable_prefix_caching
+
+
+def test_a_drafter_that_is_not_there_drafts_nothing(small):
+    assert ablation.config(small, None, Switches(speculation=FIXED), SCALE).speculation is None
+    names = [name for name, _ in ablation.settings(False)]
+    assert not any("speculation" in name for name in names)
+    assert all(on.speculation == OFF for _, on in ablation.settings(False))
+
+
+def test_the_settings_turn_off_one_thing_each():
+    found = dict(ablation.settings(True))
+    assert list(found)[0] == ALL_ON and found[AGAIN] == found[ALL_ON] == Switches()
+    assert found[ALL_OFF] == NOTHING
+    for name, on in found.items():
+        changed = [f.name for f in fields(on) if getattr(on, f.name) != getattr(Switches(), f.name)]
+        if name.startswith("without "):
+            assert [f"without {ablation.NAMES[one]}" for one in changed] == [name]
+    assert found["speculation fixed"] == Switches(speculation=FIXED)
+
+
+# ---- on a real engine ----
+
+
+def test_the_scale_is_that_of_this_model_here(small, visits):
+    scale = ablation.calibrate(small, visits)
+    assert scale.rush_ms > 0 and scale.alone.first_token > 0 and scale.budget_ms > 0
+    assert scale.hour_ms(0.5) == pytest.approx(2 * scale.hour_ms(1.0))
+    assert scale.hour_ms(1.0) == pytest.approx(scale.rush_ms / 24)
+    assert scale.target(3).per_token == pytest.approx(3 * scale.alone.per_token)
+
+
+def test_every_setting_serves_the_whole_day(small, visits):
+    drafter = random_lm(vocab_size=266, context=128, layers=1, seed=1)
+    days = ablation.measure(small, drafter, visits, SCALE)
+    assert list(days) == [*(name for name, _ in ablation.settings(True)), PAID]
+    fixed = sum((v.n + (v.fork_at is not None)) * v.answer - (v.fork_at or 0) for v in visits
+                if not v.calls)  # fmt: skip
+    for name, found in days.items():
+        written = sum(s.num_tokens for s in found.served if not s.visit.calls)
+        assert written >= fixed, name
+        assert found.busy <= found.duration
+    assert days["without speculation"].verified == 0 < days["speculation fixed"].verified
+    assert days["without prefix cache"].cached_tokens == days["without pages"].cached_tokens == 0
+    assert days["without prefix cache"].rebuilt > days[ALL_ON].rebuilt
+    assert days["without pages"].peak_blocks <= 32
+
+
+def test_overlap_is_measured_against_the_same_engine(small, visits):
+    assert 0.05 < ablation.overlap(small, None, visits, SCALE) < 20
+
+
+# ---- words and pictures ----
+
+
+def days(**busy: float) -> dict[str, Day]:
+    """100 tokens in so many busy ms, by setting; the others as all on."""
+    made = {name: made_day(100, 1000.0) for name, _ in ablation.settings(True)}
+    made[PAID] = made_day(100, 1000.0)
+    return made | {name.replace("_", " "): made_day(100, ms) for name, ms in busy.items()}
+
+
+def test_what_paid_is_what_was_missed():
+    found = days(without_pages=2000.0, without_speculation=1100.0)
+    assert ablation.what_paid(found) == replace(NOTHING, paging=True, speculation=BUDGETED)
+    assert ablation.what_paid(days()) == NOTHING
+
+
+def test_the_words_go_as_far_as_two_equal_runs_allow():
+    found = days(without_pages=2000.0, without_four_bit_cache=900.0)
+    found["without four-bit cache"] = found.pop("without four bit cache")
+    said = ablation_panel.findings(found)
+    assert "fewer tokens without pages (-50%)." in said
+    assert "It brings more without four-bit cache (+11%)." in said
+    assert "No more than chance without continuous batching (+0%)" in said
+    assert "Chance is taken as 5%" in said
+    found[AGAIN] = made_day(100, 1000 / 1.1)  # two equal runs differ by a tenth
+    said = ablation_panel.findings(found)
+    assert "without four-bit cache (+11%)" in said.split("No more than chance")[1]
+    assert "Chance is taken as 20%" in said
+
+
+def test_the_chart_shows_every_figure_and_the_table_has_them_all():
+    found, target = days(without_pages=2000.0), Target(1.0, 1.0)
+    panel = ablation_panel.panel(found, target)
+    assert panel.text.startswith("Tokens a busy second: all on 100, all on, again 100, all off 100")
+    assert "from 50 (without pages) to 100" in panel.text
+    seen = {panel.png}
+    for metric in list(ablation_panel.METRICS)[1:]:
+        panel.controls["metric"].value = metric
+        assert panel.error is None and panel.text.lower().startswith(metric)
+        seen.add(panel.png)
+    assert len(seen) == len(ablation_panel.METRICS)
+    rows = ablation_panel.table(found, target).rows
+    assert [row[0] for row in rows] == list(found) and rows[0][1:] == (
+        "100", "1,000", "100", "1", "1", "1.0", "1.0", "3", "7",
+    )  # fmt: skip
+
+
+def test_the_switches_serve_another_day(small, visits):
+    drafter = random_lm(vocab_size=266, context=128, layers=1, seed=1)
+    panel = ablation_panel.switches(small, drafter, visits, SCALE)
+    assert "drafts" not in panel.text and "preemptions" in panel.text
+    panel.controls["speculation"].value = FIXED
+    panel.run()
+    assert panel.error is None and "checked drafts" in panel.text
+    panel.controls["overlap"].value = True
+    panel.run()
+    assert panel.error is None and panel.text.endswith("since two threads work.")
+    assert "speculation" not in ablation_panel.switches(small, None, visits, SCALE).controls
+
+
+# ---- load ----
+
+
+def test_the_knee_is_the_last_load_before_too_many_are_late():
+    def share(on_target: int) -> Day:
+        base = made_day(1, 1.0)
+        late = made_day(1, 1.0, first_token=1e6).served
+        return replace(base, served=base.served * on_target + late * (20 - on_target))
+
+    loads = dict(zip((0.5, 1.0, 2.0, 4.0), map(share, (20, 18, 17, 19)), strict=True))
+    found = Sweep(SCALE, {"one": loads, "late": {0.5: share(10), 1.0: share(20)}})
+    assert found.knee("one", 5) == 1.0  # 18 of 20 are nine in ten, 17 are not
+    assert found.knee("late", 5) is None
+    assert found.knee("one", 1e6) == 4.0
+
+
+def test_a_sweep_on_a_real_engine_and_its_panel(small, visits):
+    scale = ablation.calibrate(small, visits)
+    found = load_sweep.sweep(small, visits, scale, loads=(0.2, 5.0))
+    assert list(found.days) == list(load_sweep.ENGINES)
+    slow, fast = found.days[next(iter(found.days))].values()
+    assert fast.num_tokens == slow.num_tokens and fast.duration < slow.duration
+    assert all(one.visit.follows is None for one in slow.served)
+    panel = load_sweep.panel(found)
+    for name, control in panel.controls.items():
+        for end in control.ends:
+            if end != control.value:
+                png, text, start = panel.png, panel.text, control.value
+                control.value = end
+                assert panel.error is None and (panel.png, panel.text) != (png, text), name
+                control.value = start
+    assert "throughput goes from" in panel.text
