@@ -29,7 +29,8 @@ class Speculation:
                  (DeepInfer's DEEPINFER_ENABLE_MTP_VARLEN=0). budgeted: as many in all as a planner
                  thinks worth their time, where the drafter is surest
     num_drafts   tokens that the drafter proposes to a request in a step, 1 to 16
-    drafter      a loaded model of the target's vocabulary, for example load("tiny-drafter")
+    drafter      a loaded model with the target's tokenizer, for example load("tiny-drafter"). Where
+                 its context limit is the shorter one, requests go on without drafts beyond it
     guard        the draft's probability is shrunk by exp(-guard) in what remains after a rejection;
                  DeepInfer's is 5e-5, 0 is exact
     recalibrate  correct the drafter's confidences by what came of earlier ones. A drafter without a

@@ -9,6 +9,7 @@ from g2c_serving.config import DTYPES, EngineConfig
 from g2c_serving.drafting import Drafter
 from g2c_serving.forward.batch_invariance import BatchInvariant
 from g2c_serving.forward.draft_model import DraftModel
+from g2c_serving.forward.drafter_fit import fit_drafter
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.low_precision_cache import CACHE_FORMATS
@@ -44,33 +45,14 @@ def make_speculator(
     speculation = config.speculation
     if speculation is None:
         return None
-    drafter = speculation.drafter
-    assert drafter is not None
-    _check_drafter(drafter, lm)
+    assert speculation.drafter is not None
+    drafter = fit_drafter(speculation.drafter, lm)
     model = DraftModel(drafter.config, drafter.weights, DTYPES[config.dtype], config.device)
     if config.batch_invariant:
         model = model.with_numerics(BatchInvariant())
     pages = model.new_cache(config.num_blocks, config.block_size)
     parts = target, cache, Drafter(model, pages, speculation.num_drafts)
     return Speculator(speculation, config, *parts)
-
-
-def _check_drafter(drafter: LanguageModel, lm: LanguageModel) -> None:
-    """ValueError for a drafter that cannot draft for `lm`."""
-    if drafter.vocab_size != lm.vocab_size:
-        raise ValueError(
-            f"drafter {drafter.name!r} has a vocabulary of {drafter.vocab_size} tokens, "
-            f"{lm.name!r} one of {lm.vocab_size}: they must share a tokenizer"
-        )
-    if drafter.config.max_seq_len < lm.config.max_seq_len:
-        raise ValueError(
-            f"drafter {drafter.name!r} has a context limit of {drafter.config.max_seq_len} tokens: "
-            f"it must be at least that of {lm.name!r}, {lm.config.max_seq_len}"
-        )
-    if drafter.config.window:
-        raise ValueError(
-            f"drafter {drafter.name!r} has window layers: choose one whose layers see all tokens"
-        )
 
 
 def make_prefix_cache(

@@ -76,7 +76,9 @@ class Speculator:
         self.pages = PairedCache(cache, drafter.cache)
         self.is_fixed = speculation.mode == "fixed"
         self.device, self.shares_prompts = config.device, config.enable_prefix_caching
-        self.longest = min(target.config.max_seq_len, config.num_blocks * config.block_size)
+        self.reach = drafter.model.config.max_seq_len  # beyond it the drafter computes nothing
+        most = min(target.config.max_seq_len, self.reach)
+        self.longest = min(most, config.num_blocks * config.block_size)
         self.block_size, self.most_tokens = config.block_size, config.max_num_batched_tokens
         self.budget = VerifyBudget(speculation, target, drafter, config)
 
@@ -99,11 +101,12 @@ class Speculator:
 
     def mirror(self, scheduled: Sequence[Scheduled]) -> list[Scheduled]:
         """The step with what the drafter computes of each request: all that it is behind, as far as
-        a step's tokens go. Who is not abreast then drafts another time."""
+        a step's tokens and its own context go. Who is not abreast then drafts another time."""
         room, mirrored = self.most_tokens, []
         for s in scheduled:
             behind = s.request.drafter_lag + s.num_tokens
-            taken = min(behind, room) if self.follows(s) else 0
+            within = behind - max(0, s.num_computed + s.num_tokens - self.reach)
+            taken = max(0, min(within, room)) if self.follows(s) else 0
             room -= taken
             lag = behind - taken
             drafts = 0 if lag else s.num_drafts
