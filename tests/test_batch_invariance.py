@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import random_ids, random_lm
+from small_models import random_ids, random_llama, random_lm
 
 import g2c_serving as g
 from g2c_serving.forbid_sync import allow_sync
@@ -40,8 +41,15 @@ def window_lm(window: int = 7) -> LanguageModel:
     return random_lm(context=160, layers=3, window=window, window_layers=(0, 2))
 
 
+def llama_lm(**more: Any) -> LanguageModel:
+    """The other shape, with three query heads to a key head, in odd sizes."""
+    odd = {"dim": 35, "heads": 6, "head_size": 10, "hidden": 77, "vocab_size": 301}
+    return random_llama(**odd, context=160, **more)
+
+
 MODELS = {
     "odd sizes": odd_lm,
+    "llama": llama_lm,
     "windows of 7": window_lm,
     "windows of 70": lambda: window_lm(70),
     "tiny": g.load,
@@ -138,7 +146,7 @@ def test_batches_of_the_decode_shape(company: int) -> None:
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 32, 64, 128])
 def test_blocks_of_any_size(block_size: int) -> None:
-    for lm in (odd_lm(), window_lm()):
+    for lm in (odd_lm(), window_lm(), llama_lm()):
         model, texts = model_of(lm), texts_of(lm)
         assert equal(run(model, texts, 4, "any", block_size), alone(model, texts))
 
@@ -164,7 +172,7 @@ def test_any_mix(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_other_precisions(dtype: torch.dtype) -> None:
-    for lm in (odd_lm(), window_lm()):
+    for lm in (odd_lm(), window_lm(), llama_lm()):
         model, texts = model_of(lm, dtype=dtype), texts_of(lm)
         assert equal(run(model, texts, 4, "any"), alone(model, texts))
 
@@ -177,7 +185,7 @@ def test_threads(threads: int) -> None:
     """The same number of threads for all that is compared."""
     torch.set_num_threads(threads)
     try:
-        for lm in (odd_lm(), window_lm()):
+        for lm in (odd_lm(), window_lm(), llama_lm()):
             model, texts = model_of(lm), texts_of(lm, (1, 65, 100, 7))
             expected = alone(model, texts)
             assert equal(run(model, texts, 4, "any"), expected)
@@ -505,7 +513,7 @@ def depends_on_the_number_of_tiles(q, keys, values, mask):
 @pytest.mark.parametrize("kernel", [no_kernel, depends_on_the_number_of_tiles])
 def test_without_a_kernel_that_does_tiles_go_one_by_one(kernel, monkeypatch) -> None:
     monkeypatch.setattr(batch_invariance, "flash", kernel)
-    for lm in (odd_lm(), window_lm()):
+    for lm in (odd_lm(), window_lm(), llama_lm()):
         model, texts = model_of(lm), texts_of(lm)
         assert model.numerics._attend.kernel is one_by_one
         found = run(model, texts, 4, "any")
