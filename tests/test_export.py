@@ -5,7 +5,9 @@ Right values: transformers' own forward, `generate` and tokenizer on the files, 
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ import g2c_serving as g
 from g2c_serving.export_command import export_gpt2, main
 from g2c_serving.forward.inflate import inflate
 from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.forward.rotary import Rotary
 from g2c_serving.paths import DATA
 from g2c_serving.process.tokenizer import RESERVED_TOKENS, Tokenizer
 from g2c_serving.process.tokenizer_export import byte_characters, to_hugging_face
@@ -32,6 +35,12 @@ def changed(lm: LanguageModel, **weights: torch.Tensor | None) -> LanguageModel:
     """The same model with some weights replaced, or, where None, taken out."""
     kept = {n: w for n, w in {**lm.weights, **weights}.items() if w is not None}
     return LanguageModel(lm.name, lm.config, kept, lm.tokenizer, lm.eos_id)
+
+
+def shaped(lm: LanguageModel, **fields: Any) -> LanguageModel:
+    """The same weights under another shape, which an export must look at."""
+    config = dataclasses.replace(lm.config, **fields)
+    return LanguageModel(lm.name, config, lm.weights, lm.tokenizer, lm.eos_id)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +96,32 @@ def test_biases_that_are_not_there_are_zeros(tmp_path):
     assert not block.mlp.c_fc.bias.any() and not block.attn.c_attn.bias[:dim].any()
     torch.testing.assert_close(
         block.attn.c_attn.bias[dim : 2 * dim], lm.weights["blocks.0.attn.k_proj.b"]
+    )
+
+
+def test_it_comes_back_as_one_of_ours(tiny):
+    """Right values: the shipped model's own tokens, ids and reserved names."""
+    back, first = g.load(tiny), g.load("tiny")
+    assert back.config == first.config and back.eos_id == first.eos_id
+    assert back.tokenizer.reserved == first.tokenizer.reserved
+    params = g.SamplingParams(temperature=0, max_tokens=20)
+    texts = ["Once upon a time", "Carl took <|user|>"]
+    outputs = [g.Engine(lm).generate(texts, params) for lm in (back, first)]
+    for one, other in zip(*outputs, strict=True):
+        assert one.prompt_token_ids == other.prompt_token_ids
+        assert one.token_ids == other.token_ids
+
+
+def test_a_tokenizer_that_is_not_ours_is_left_where_it_is(tiny, tmp_path):
+    """Its merges lie in the file that it came from: an export of it would cut texts into bytes."""
+    back = g.load(tiny)
+    with pytest.raises(ValueError, match="HuggingFaceTokenizer, not our own: export without it"):
+        export_gpt2(back, tmp_path)
+    assert not list(tmp_path.iterdir())
+    export_gpt2(back, tmp_path, with_tokenizer=False)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(
+        model.transformer.wte.weight.detach(), g.load("tiny").weights["token_embed.weight"]
     )
 
 
@@ -161,6 +196,11 @@ def test_a_text_token_that_spells_a_reserved_name_is_refused(tmp_path):
         (lambda lm: inflate(lm, 1), "has no attention"),
         (lambda lm: random_lm(window=8, window_layers=(1,)), r"window layers \[1\]"),
         (lambda lm: changed(lm, **{"head.W": torch.zeros(32, 300)}), "a head of its own"),
+        (lambda lm: shaped(lm, norm="rms"), "norm='rms': GPT-2 has layer norm"),
+        (lambda lm: shaped(lm, gated=True), "gated=True: GPT-2 has no gate"),
+        (lambda lm: shaped(lm, rotary=Rotary()), r"rotary=Rotary\(.*: GPT-2 has learned positions"),
+        (lambda lm: shaped(lm, num_kv_heads=1), "fewer heads for keys"),
+        (lambda lm: shaped(lm, head_size=8), "are not embedding_dim wide"),
     ],
 )
 def test_what_gpt2_cannot_hold_is_refused_and_nothing_is_written(make, reason, tmp_path):

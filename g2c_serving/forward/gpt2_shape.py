@@ -26,7 +26,7 @@ OURS_TO_GPT2 = {
     "ffn.fc2.b": "mlp.c_proj.bias",
 }
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}  # ours -> transformers'
-ONLY = {  # what a field of our config must be, where it has that field
+ONLY = {  # what a field of our config must be
     "norm": ("layer", "layer norm"),
     "gated": (False, "no gate in its feed-forward"),
     "rotary": (None, "learned positions"),
@@ -42,11 +42,11 @@ def check_gpt2(lm: LanguageModel) -> None:
             "let them see everything; use the Engine"
         )
     for name, (value, words) in ONLY.items():
-        if getattr(config, name, value) != value:
+        if getattr(config, name) != value:
             raise ValueError(f"{lm.name} has {name}={getattr(config, name)!r}: GPT-2 has {words}")
-    if getattr(config, "num_kv_heads", 0) not in (0, config.num_heads):
+    if config.num_kv_heads != config.num_heads:
         raise ValueError(f"{lm.name} has fewer heads for keys than for queries: GPT-2 has as many")
-    if config.head_dim * config.num_heads != config.embedding_dim:
+    if config.attention_dim != config.embedding_dim:
         raise ValueError(f"the heads of {lm.name} are not embedding_dim wide, as GPT-2's must be")
     if "head_bias" in lm.weights and lm.weights["head_bias"].any():
         raise ValueError(
@@ -69,8 +69,8 @@ def gpt2_config(lm: LanguageModel) -> dict[str, Any]:
         "n_layer": lm.config.num_layers,
         "n_head": lm.config.num_heads,
         "n_inner": lm.config.hidden_dim,
-        "activation_function": ACTIVATIONS[getattr(lm.config, "activation", "gelu")],
-        "layer_norm_epsilon": getattr(lm.config, "norm_eps", 1e-5),
+        "activation_function": ACTIVATIONS[lm.config.activation],
+        "layer_norm_epsilon": lm.config.norm_eps,
         "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": lm.eos_id,

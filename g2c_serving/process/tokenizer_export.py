@@ -28,10 +28,10 @@ def byte_characters() -> list[str]:
 
 def to_hugging_face(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     """ValueError where two tokens have the same bytes: that library cannot tell them apart."""
-    if not isinstance(tokenizer, Tokenizer):
+    if type(tokenizer) is not Tokenizer:  # one that was read from such a file has it there
         raise ValueError(
-            f"the tokenizer is a {type(tokenizer).__name__}, not our byte-level BPE: copy the "
-            "tokenizer files of the folder that it came from"
+            f"the tokenizer is a {type(tokenizer).__name__}, not our own: export without it "
+            "(--no-tokenizer), and copy the tokenizer files of the folder that it came from"
         )
     characters = byte_characters()
     names = [
