@@ -5,6 +5,7 @@ Right values: the engine itself, asked directly; the interface as OpenAI documen
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
@@ -186,6 +187,31 @@ def test_a_port_that_is_taken(capsys):
         port = taken.getsockname()[1]
         assert main(["tiny", "--port", str(port)]) == 1
     assert f"not served: port {port} cannot be had here" in capsys.readouterr().err
+
+
+def test_it_runs_beside_an_event_loop_as_in_a_notebook():
+    """The caller's own loop goes on as before."""
+
+    async def cell() -> list[int]:
+        with running(LM) as address:
+            found = await asyncio.to_thread(ask, address, b"", "GET", "/v1/models")
+        await asyncio.sleep(0)
+        return [found[0]]
+
+    assert asyncio.run(cell()) == [200]
+
+
+def test_requests_under_way_end_with_the_server():
+    """A client of a server that closes sees its stream cut, and nobody waits for it."""
+    with running(LM) as address:
+        body = {"prompt": "Once", "max_tokens": 500, "ignore_eos": True, "stream": True}
+        content = json.dumps(body).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(content)}\r\n\r\n"
+        client = socket.create_connection((urlsplit(address).hostname, urlsplit(address).port))
+        client.sendall(head.encode() + content)
+        assert client.recv(20)
+    with client:
+        assert not b"".join(iter(lambda: client.recv(65_536), b"")).endswith(b"0\r\n\r\n")
 
 
 def test_an_unknown_model(capsys):

@@ -22,6 +22,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from threading import Event, Thread
@@ -156,16 +157,21 @@ def running(
         raise OSError(f"port {port} cannot be had here ({err}): name another one") from err
     engine = AsyncEngine(lm, config or EngineConfig(enable_prefix_caching=True))
     server = CompletionServer(engine, partial(promote, lm.tokenizer) if markers else None)
-    is_over, runner = asyncio.Event(), asyncio.Runner()
-    loop = runner.get_loop()
-    thread = Thread(target=runner.run, args=(server.serve(listener, is_over),), daemon=True)
+    started = Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
+
+    async def serve() -> None:
+        is_over = asyncio.Event()
+        started.set_result((asyncio.get_running_loop(), is_over))
+        await server.serve(listener, is_over)
+
+    thread = Thread(target=lambda: asyncio.run(serve()), name="server", daemon=True)
     thread.start()
+    loop, is_over = started.result()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
     finally:
         loop.call_soon_threadsafe(is_over.set)
         thread.join()
-        runner.close()  # ends the requests that are left
         engine.close()
 
 
