@@ -151,6 +151,8 @@ def test_a_tokenizer_that_lies_elsewhere(tmp_path):
     path.unlink()
     said = refusal(folder)
     assert str(path) in said and "['Other']" in said and "beside models/" in said
+    path.write_text('{"format": "g2c.bpe", "version": 2, "special_tokens": [], "merges": [[1]]}')
+    assert str(path) in refusal(folder) and "git checkout" not in refusal(folder)
     (folder / "manifest.json").write_text(json.dumps({"vocab_size": 300}))
     assert "names no tokenizer_artifact" in refusal(folder)
     manifest = {"vocab_size": 300, "tokenizer_artifact": "../tokenizers/Other"}

@@ -183,6 +183,9 @@ def test_a_damaged_file_is_named(tmp_path, text: str, message: str) -> None:
     assert str(path) in str(error.value)
 
 
-def test_a_missing_file_says_what_to_run(tmp_path) -> None:
+def test_a_missing_file_says_what_to_do(tmp_path) -> None:
+    """Our commands bring a shipped one back, and no other."""
     with pytest.raises(FileNotFoundError, match="python -m g2c_serving train tokenizer"):
+        Tokenizer.load(DATA / "tokenizers" / "nonsuch" / "tokenizer.json")
+    with pytest.raises(FileNotFoundError, match="Copy the folder of that tokenizer again"):
         Tokenizer.load(tmp_path / "tokenizer.json")

@@ -17,7 +17,10 @@ from g2c_serving.paths import DATA
 __all__ = ["LanguageModel", "load"]
 
 DESCRIBE = "config.json", "manifest.json"
-EXPECTED = "expected a folder with config.json, manifest.json and model.pt (or model.safetensors)"
+EXPECTED = (
+    "expected a folder with config.json, manifest.json and model.pt, as the course saves it, or "
+    "with config.json and model.safetensors, as transformers does"
+)
 
 
 def load(source: Any = "tiny", tokenizer: Any = None) -> LanguageModel:

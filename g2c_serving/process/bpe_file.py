@@ -9,29 +9,38 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-REMEDY = (
+from g2c_serving.paths import DATA
+
+SHIPPED = (
     "The shipped files come back with `git checkout -- data`; "
     "`python -m g2c_serving train tokenizer` makes the tokenizer anew"
 )
 
 
+def remedy(path: Path) -> str:
+    """What to do about a file that is not as it should be."""
+    if DATA in path.absolute().parents:
+        return SHIPPED
+    return "Copy the folder of that tokenizer again, or save it again from the course"
+
+
 def read(path: Path) -> tuple[list[str], list[list[int]]]:
     """The names of the reserved tokens, and the merges, still unchecked."""
     if not path.is_file():
-        raise FileNotFoundError(f"there is no tokenizer file {path}. {REMEDY}")
+        raise FileNotFoundError(f"there is no tokenizer file {path}. {remedy(path)}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as err:
-        raise ValueError(f"{path} is damaged: not JSON ({err}). {REMEDY}") from err
+        raise ValueError(f"{path} is damaged: not JSON ({err}). {remedy(path)}") from err
     if not isinstance(content, dict) or content.get("format") != "g2c.bpe":
-        raise ValueError(f'{path} is not a tokenizer file: format is not "g2c.bpe". {REMEDY}')
+        raise ValueError(f'{path} is not a tokenizer file: format is not "g2c.bpe". {remedy(path)}')
     if content.get("version") not in (1, 2):
         raise ValueError(f"{path} has version {content.get('version')!r}; we read 1 and 2")
     names, merges = content.get("special_tokens", []), content.get("merges")
     if not (isinstance(merges, list) and isinstance(names, list)) or not all(
         isinstance(name, str) for name in names
     ):
-        raise ValueError(f"{path} is damaged: special_tokens or merges are missing. {REMEDY}")
+        raise ValueError(f"{path} is damaged: special_tokens or merges are missing. {remedy(path)}")
     return names, merges
 
 

@@ -132,7 +132,7 @@ class Tokenizer:
         try:
             return cls(merges, special_tokens)
         except (TypeError, ValueError) as err:
-            raise ValueError(f"{path} is damaged: {err}. {bpe_file.REMEDY}") from err
+            raise ValueError(f"{path} is damaged: {err}. {bpe_file.remedy(path)}") from err
 
     def save(self, path: str | Path) -> None:
         """Write the file that `load` reads; folders are made where they lack."""
