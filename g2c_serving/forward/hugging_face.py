@@ -30,10 +30,11 @@ def is_hugging_face(folder: Path) -> bool:
     in its config.json."""
     try:
         fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        fields = None
+    if isinstance(fields, dict):
         return "model_type" in fields or "architectures" in fields
-    except (OSError, TypeError, ValueError):
-        shards = any(folder.glob("*.safetensors*"))
-        return shards and not (folder / "manifest.json").is_file()
+    return any(folder.glob("*.safetensors*")) and not (folder / "manifest.json").is_file()
 
 
 def load_folder(folder: Path, tokenizer: Tokenizer | None = None) -> LanguageModel:

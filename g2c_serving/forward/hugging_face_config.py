@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from g2c_serving.checks import as_int
 from g2c_serving.forward.model_config import ModelConfig
 from g2c_serving.forward.rotary import SCALINGS, Rotary
 
@@ -77,27 +78,27 @@ def _refuse(fields: Fields) -> None:
             raise ValueError(f"it has {name}={found!r}, expected {value!r}, all that is done here")
 
 
-def _needed(fields: Fields, name: str) -> Any:
+def _size(fields: Fields, name: str) -> int:
     if fields.get(name) is None:
         raise ValueError(f"it has no {name}; copy config.json again")
-    return fields[name]
+    return as_int(name, fields[name], 1)
 
 
 def _activation(fields: Fields, name: str, default: str) -> str:
     found = fields.get(name, default)
-    if found not in ACTIVATIONS:
+    if not isinstance(found, str) or found not in ACTIVATIONS:
         raise ValueError(f"it has {name}={found!r}, expected one of {sorted(ACTIVATIONS)}")
     return ACTIVATIONS[found]
 
 
 def _gpt2(fields: Fields) -> ModelConfig:
-    dim = _needed(fields, "n_embd")
+    dim = _size(fields, "n_embd")
     return ModelConfig(
-        vocab_size=_needed(fields, "vocab_size"),
+        vocab_size=_size(fields, "vocab_size"),
         embedding_dim=dim,
-        num_layers=_needed(fields, "n_layer"),
-        num_heads=_needed(fields, "n_head"),
-        max_seq_len=_needed(fields, "n_positions"),
+        num_layers=_size(fields, "n_layer"),
+        num_heads=_size(fields, "n_head"),
+        max_seq_len=_size(fields, "n_positions"),
         hidden_dim=fields.get("n_inner") or 4 * dim,
         norm_eps=fields.get("layer_norm_epsilon", 1e-5),
         activation=_activation(fields, "activation_function", "gelu_new"),
@@ -105,18 +106,18 @@ def _gpt2(fields: Fields) -> ModelConfig:
 
 
 def _llama(kind: str, fields: Fields) -> ModelConfig:
-    layers = _needed(fields, "num_hidden_layers")
-    context = _needed(fields, "max_position_embeddings")
+    layers = _size(fields, "num_hidden_layers")
+    context = _size(fields, "max_position_embeddings")
     window, window_layers = _windows(kind, fields, layers)
     if window >= context:  # it never hides anything
         window, window_layers = 0, ()
     return ModelConfig(
-        vocab_size=_needed(fields, "vocab_size"),
-        embedding_dim=_needed(fields, "hidden_size"),
+        vocab_size=_size(fields, "vocab_size"),
+        embedding_dim=_size(fields, "hidden_size"),
         num_layers=layers,
-        num_heads=_needed(fields, "num_attention_heads"),
+        num_heads=_size(fields, "num_attention_heads"),
         max_seq_len=context,
-        hidden_dim=_needed(fields, "intermediate_size"),
+        hidden_dim=_size(fields, "intermediate_size"),
         window=window,
         window_layers=window_layers,
         num_kv_heads=fields.get("num_key_value_heads") or 0,
