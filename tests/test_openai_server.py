@@ -114,6 +114,7 @@ def test_text_is_inert_unless_markers_are_on(address):
         ({"prompt": {"a": 1}}, 400, "prompt is {'a': 1}"),
         ({"prompt": [99_999]}, 400, "outside the vocabulary"),
         ([1, 2], 400, "not a JSON object"),
+        ({"prompt": "Hi", "stream_options": [1]}, 400, "stream_options is not a JSON object"),
         ("{broken", 400, "not JSON"),
     ],
 )
@@ -180,6 +181,25 @@ def test_a_client_that_leaves_gives_its_blocks_back():
                 time.sleep(0.01)
             assert engine.block_manager.num_used == 0
             assert engine.stats.decode_tokens < 490
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_fails_says_so(stream, monkeypatch):
+    """The third step fails: a whole answer becomes a 500, a stream an event with the error."""
+    step, count = g.AsyncEngine.step, []
+
+    def failing(self):
+        count.append(1)
+        if len(count) == 3:
+            raise MemoryError("no room")
+        return step(self)
+
+    monkeypatch.setattr(g.AsyncEngine, "step", failing)
+    with running(LM) as address:
+        body = {"prompt": "Once", "max_tokens": 50, "ignore_eos": True, "stream": stream}
+        status, content = ask(address, body)
+        assert status == (200 if stream else 500) and b"no room" in content
+        assert ask(address, {"prompt": "Once", "max_tokens": 2})[0] == 200
 
 
 def test_a_port_that_is_taken(capsys):

@@ -146,8 +146,9 @@ def test_a_model_that_cannot_be_exported_is_one_line(capsys):
 
 
 def test_pythons_for_all_or_for_one():
-    found = bench_command._pythons(["/a/python", "vllm=/b/python"])
-    assert found == {"vllm": "/b/python", "openvino": "/a/python"}
+    for given in (["/a/python", "vllm=/b/python"], ["vllm=/b/python", "/a/python"]):
+        found = bench_command._pythons(given)
+        assert found == {"vllm": "/b/python", "openvino": "/a/python"}
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import threading
 import time
 
@@ -29,6 +30,7 @@ from g2c_serving.lab.server_replay import (
     replay,
     table,
 )
+from g2c_serving.paths import DATA
 
 
 class Fake(Server):
@@ -195,6 +197,14 @@ def test_the_command_says_why_not(capsys):
     with pytest.raises(SystemExit):
         bench_command.main(["--hour", "0"])
     assert "0 must be a number above 0" in capsys.readouterr().err
+
+
+def test_our_own_server_finds_a_folder_from_where_the_learner_is(monkeypatch, tmp_path):
+    shutil.copytree(DATA / "models" / "tiny", tmp_path / "models" / "mine")
+    shutil.copytree(DATA / "tokenizers" / "tiny", tmp_path / "tokenizers" / "tiny")
+    monkeypatch.chdir(tmp_path)
+    with bench_servers.our_server("models/mine") as address:
+        assert Server.at(address).model == "mine"
 
 
 def test_our_own_server_that_does_not_start():

@@ -77,11 +77,14 @@ def _measured(
 
 def _pythons(given: list[str]) -> dict[str, str]:
     """The interpreter of each engine, from PATH for all or ENGINE=PATH for one."""
-    found: dict[str, str] = {}
+    for_all, for_one = dict[str, str](), dict[str, str]()
     for word in given:
         kind, equals, path = word.partition("=")
-        found |= {kind: path} if equals and kind in KINDS else dict.fromkeys(KINDS, word)
-    return found
+        if equals and kind in KINDS:
+            for_one[kind] = path
+        else:
+            for_all = dict.fromkeys(KINDS, word)
+    return for_all | for_one
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,8 +10,10 @@ lengths still are.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -84,19 +86,23 @@ def our_server(source: str) -> Iterator[str]:
     """Our server in a process of its own; its address. ServerError where it does not start."""
     command = [sys.executable, "-m", "g2c_serving.lab.openai_server", source, "--port", "0",
                "--markers"]  # fmt: skip
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
-    )
-    try:
-        assert process.stdout is not None and process.stderr is not None
-        line = process.stdout.readline()
-        if " at http://" not in line:
-            process.wait()
-            raise ServerError(f"our own server did not start: {process.stderr.read().strip()}")
-        yield line.split(" at ")[1].split(";")[0]
-    finally:
-        process.kill()
-        process.communicate()
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=printed, encoding="utf-8",
+            env=os.environ | {"PYTHONPATH": paths},
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if " at http://" not in line:
+                process.wait()
+                printed.seek(0)
+                raise ServerError(f"our own server did not start: {printed.read().strip()}")
+            yield line.split(" at ")[1].split(";")[0]
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def table(report: ServerReport) -> str:

@@ -63,6 +63,8 @@ class CompletionServer:
             except BadRequest as err:
                 error = {"message": str(err), "type": "invalid_request_error"}
                 whole(writer, err.status, {"error": error})
+            except RuntimeError as err:  # the engine failed
+                whole(writer, "500 Internal Server Error", {"error": {"message": str(err)}})
             await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
             pass  # the client is gone: closing the stream aborted its request
@@ -100,11 +102,8 @@ class CompletionServer:
             else:
                 async for later in stream:
                     output = later
-                whole(
-                    writer,
-                    "200 OK",
-                    self._event(output, self._text(output, asked)) | _usage(output),
-                )
+                text = self._text(output, asked)
+                whole(writer, "200 OK", self._event(output, text) | _usage(output))
         finally:
             await stream.aclose()
 
@@ -122,7 +121,11 @@ class CompletionServer:
             await writer.drain()
             if output.finish_reason:
                 break
-            output = await anext(stream)
+            try:
+                output = await anext(stream)
+            except RuntimeError as err:  # the engine failed
+                event(writer, {"error": {"message": str(err)}})
+                break
         if (asked.get("stream_options") or {}).get("include_usage"):
             event(writer, self._event(output, "") | {"choices": []} | _usage(output))
         writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
@@ -201,6 +204,8 @@ def _fields(body: bytes) -> dict[str, Any]:
         raise BadRequest("400 Bad Request", f"the body is not JSON: {err}") from err
     if not isinstance(found, dict):
         raise BadRequest("400 Bad Request", "the body is not a JSON object")
+    if not isinstance(found.get("stream_options") or {}, dict):
+        raise BadRequest("400 Bad Request", "stream_options is not a JSON object")
     return found
 
 
