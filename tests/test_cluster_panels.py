@@ -11,7 +11,7 @@ from panels import each_control_moves
 import g2c_serving as g
 from g2c_serving.cluster.disaggregation import one_pool, two_pools
 from g2c_serving.lab import pools_grid, pools_panel, ship_panel
-from g2c_serving.lab.failover_panel import DIE, REQUESTS, failover_panel
+from g2c_serving.lab.failover_panel import DIE, EVENT, REQUESTS, STOP, failover_panel, play
 from g2c_serving.lab.handover_tables import PROMPTS, TOKENS, price, two_engines
 from g2c_serving.lab.ship_panel import FLASH, SEVEN, num_bytes, way
 
@@ -100,7 +100,9 @@ def test_without_a_steady_state_there_is_no_curve():
     panel.controls["prefill"].value = 1
     assert "offered load 2.73, the others decode, 0.01): no steady state" in panel.text
     assert np.isnan(panel.artists["time to first token (ms)"][1].get_xdata()).all()
+    assert panel.artists["unsteady"].get_text() == "two pools: no steady state"
     panel.controls["prefill"].value = 4
+    assert panel.artists["unsteady"].get_text() == ""
     panel.controls["rate"].value = 60
     assert "offered load 1.37" in panel.text and "no steady state" in panel.text
     assert panel.text.index("Two pools") < panel.text.index("no steady state")  # one pool copes
@@ -132,6 +134,19 @@ def test_failover_on_the_shipped_model():
     panel.run()
     assert panel.error is None and both in panel.text
     assert "4 requests, goes on elsewhere from the tokens alone" in panel.text
+
+
+@pytest.mark.parametrize(
+    "how, grace, last", [(STOP, 8, EVENT + 8), (STOP, 0, EVENT), (DIE, 0, EVENT)]
+)
+def test_a_token_is_of_the_engine_that_drew_it(how, grace, last):
+    """A draws none after it has gone: a request that is forwarded has its next one from another.
+    It ran four; forwarded at step 16 without a wait, one has 17 tokens by the step's end."""
+    *_, story = play(g.load("tiny"), how, grace, 4)
+    by_a = [k for served in story.served for k, name in enumerate(served) if name == "A"]
+    assert max(by_a) == last - 1 and by_a.count(0) == 4
+    drawn = [sum(name is not None for name in served) for served in story.served]
+    assert drawn == [len(story.tokens[i]) for i in range(REQUESTS)]
 
 
 def test_two_engines_on_the_shipped_model():

@@ -120,11 +120,15 @@ def test_what_the_page_says_of_tiers(cells):
     ends = [at_once[rule].mean() for rule in prefill_tiers.RULES]
     assert ends == sorted(ends) and ends[1] < 0.78 < ends[2] < 0.86 < ends[3]
     shown = prefill_tiers.panel()
-    assert "s longer in tiers than at random" in shown.text
+    assert "s later in tiers than at random" in shown.text
+    assert "after 1.86 \u00b1 0.25 s at random, 1.48 \u00b1 0.15 in turn, 0.15 " in shown.text
+    assert (
+        "balance: 71 \u00b1 3% at random, 73 \u00b1 4 in turn, 82 \u00b1 4 in tiers" in shown.text
+    )
     shown.controls["load"].value = 90
-    assert "s longer in tiers than at random" in shown.text
+    assert "s later in tiers than at random" in shown.text
     shown.controls["spread"].value = 0.2
-    assert "s shorter in tiers than at random" in shown.text
+    assert "s earlier in tiers than at random" in shown.text
 
 
 def test_where_all_prompts_are_alike_tiers_gain_nothing():

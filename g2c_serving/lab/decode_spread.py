@@ -106,5 +106,5 @@ def efficiency_table() -> Table:
         rows.append((rule, *busiest, *(plus_minus(one, ".1f", 100) for one in shares)))
     head = (f"Simulated, {SEEDS} seeds", "requests, busiest / average",
             "cached tokens, busiest / average", "% of perfect balance",
-            f"experts at {experts:.3f} on half of a step", "on all of it")  # fmt: skip
+            f"experts at {experts:.3f}: on half of a step", "on all of it")  # fmt: skip
     return Table(head, rows)

@@ -55,10 +55,10 @@ def _ten_of_eleven() -> Callable[[float], float]:
 
 @exercise(
     "07.busy_disks",
-    "Reads wait for each other at busy disks: a disk busy for a share r of the time answers in "
-    "1 / (1 - r) of what it would take idle, exponential about that mean. All ten of ten take "
-    "2.929 such means, the first ten of eleven 2.020, but eleven keep the disks busy for 1.1 r. At "
-    "which r, in %, does the eleventh read stop paying?",
+    "Reads wait for each other at busy disks: one that is busy for a share r of the time takes "
+    "1 / (1 - r) times as long on average as an idle one, exponentially distributed. All ten of "
+    "ten take 2.929 such averages, the first ten of eleven 2.020, but eleven keep the disks busy "
+    "for 1.1 r. At which r, in %, does the eleventh read stop paying?",
     hint="2.929 / (1 - r) = 2.020 / (1 - 1.1 r): solve for r.",
     unit="%",
     rel=0.005,

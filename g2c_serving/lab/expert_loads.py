@@ -18,6 +18,7 @@ from g2c_serving.lab.plots import BLACK, Blocks, source_note
 from g2c_serving.lab.published import value
 
 GPUS = 32
+DARK = "#003B5C"  # edges of the experts
 UNPLANNED, PLACED = "in the order of their numbers", "by load"
 
 
@@ -34,7 +35,9 @@ def panel() -> Panel:
 
 def _draw(figure: Figure) -> dict[str, Any]:
     axes = figure.subplots()
-    single, copied = Blocks(axes, 0, "an expert"), Blocks(axes, 1, "one of several copies")
+    # dark edges: white ones would hide the many experts that are thinner than they are
+    single = Blocks(axes, 0, "an expert", edgecolor=DARK, linewidth=0.5)
+    copied = Blocks(axes, 1, "one of several copies", linewidth=0.4)
     (average,) = axes.plot([-1, GPUS], [1, 1], color=BLACK, linestyle=":", label="average")
     (mark,) = axes.plot([-1, GPUS], [value("lb.moe")] * 2, color=BLACK, linewidth=1,
                         label=f"{value('lb.moe'):.3f} (Reported)")  # fmt: skip

@@ -84,7 +84,7 @@ def reached(balances: np.ndarray) -> str:
     if not needed[-1]:
         return f"that is within {mark}"
     middle, low, high = (_count(needed[at]) for at in (DRAWS // 2, 0, -1))
-    return f"{mark} takes {middle} copies ({low} to {high})"
+    return f"{mark} takes {middle} {'copy' if middle == '1' else 'copies'} ({low} to {high})"
 
 
 def _count(copies: float) -> str:

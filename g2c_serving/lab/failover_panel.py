@@ -80,18 +80,24 @@ def play(lm: LanguageModel, how: str, grace: int, seats: int) -> Iterator[str | 
     while fleet.has_unfinished:
         if fleet.steps == EVENT:
             _go(fleet, how, grace)
-        where = {i: fleet.tickets[i].engine for i in ids if i in fleet.tickets}
+        unfinished = {i for i in ids if i in fleet.tickets}
         outputs = {output.request_id: output for output in fleet.step()}
         for i, output in outputs.items():
             grew = len(output.token_ids) > len(story.tokens.get(i, ()))
             story.tokens[i] = output.token_ids
-            story.served[i].append(where[i] if grew else None)
-        for i in where.keys() - outputs.keys():
+            story.served[i].append(_last_engine(fleet, i) if grew else None)
+        for i in unfinished - outputs.keys():
             story.served[i].append(None)
         if fleet.steps % 8 == 0:
             yield f"Step {fleet.steps}: {len(fleet.tickets)} of {REQUESTS} requests unfinished ..."
     story.recomputed = sum(e.stats.prefill_tokens for e in engines.values()) - prompts
     yield story
+
+
+def _last_engine(fleet: Failover, request_id: int) -> str | None:
+    """The engine that a request was last on: it moves before the engines take their step."""
+    notes = (note.engine for note in reversed(fleet.log) if note.request_id == request_id)
+    return next(notes)
 
 
 def _go(fleet: Failover, how: str, grace: int) -> None:
@@ -139,7 +145,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     art[WAITS] = Blocks(
         axes, 4, WAITS, facecolor="white", edgecolor=GREY, hatch="....", linewidth=0.4
     )
-    axes.axvline(EVENT, color=BLACK, linewidth=1.2, linestyle="-")
+    art["event"] = axes.axvline(EVENT, color=BLACK, linewidth=1.2, linestyle="-")
     art["until"] = axes.axvline(EVENT, color=BLACK, linewidth=1.2, linestyle=":")
     axes.legend(handles=[art[k] for k in (*NAMES, WAITS)], ncols=4, fontsize=9, handlelength=1.4,
                 loc="lower left", bbox_to_anchor=(-0.01, 0.97), borderpad=0.2)  # fmt: skip

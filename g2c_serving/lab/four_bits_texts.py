@@ -98,4 +98,4 @@ def _seconds(call: Callable[[], object]) -> float:
 def speed_table() -> Table:
     """`speeds` as a table of a page."""
     rows = [(name, f"{e:,.0f}", f"{d:,.0f}") for name, (e, d) in speeds().items()]
-    return Table(("format", "encoded, million/s", "decoded, million/s"), rows)
+    return Table(("million numbers a second", "encoded", "decoded"), rows)

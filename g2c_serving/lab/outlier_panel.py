@@ -51,7 +51,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     note = axes.text(PLACE + 0.7, LIMIT * 0.86, "", fontsize=10)
     handles = [bars["others"], bars["outlier"], marks]
     axes.legend(handles=handles, loc="lower left", ncols=3, fontsize=9, bbox_to_anchor=(0, 0.98))
-    source_note(axes, "Derived", "grey: what each block can say")
+    source_note(axes, "Derived; grey: what each block can say")
     return {"steps": steps, "edge": edge, "bars": bars, "marks": marks, "note": note}
 
 

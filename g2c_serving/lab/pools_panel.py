@@ -19,6 +19,7 @@ from g2c_serving.lab.plots import line, plain_ticks, source_note
 from g2c_serving.lab.pools_grid import COUNTED, DRAWS, LONGER, MACHINES, Waits
 
 FIRST, BETWEEN = (10, 20_000), (8, 250)  # ms that are drawn
+FIRST_LABEL, BETWEEN_LABEL = "time to first token (ms)", "time between tokens (ms)"
 
 
 def pools_panel() -> Panel:
@@ -36,8 +37,8 @@ def _draw(figure: Figure) -> dict[str, Any]:
     first, between = figure.subplots(1, 2, sharey=True)
     art: dict[str, Any] = {}
     for axes, limits, label in (
-        (first, FIRST, "time to first token (ms)"),
-        (between, BETWEEN, "time between tokens (ms)"),
+        (first, FIRST, FIRST_LABEL),
+        (between, BETWEEN, BETWEEN_LABEL),
     ):
         axes.set(xscale="log", yscale="log", xlim=limits, ylim=(0.45, 115), xlabel=label)
         plain_ticks(axes.xaxis)
@@ -48,6 +49,9 @@ def _draw(figure: Figure) -> dict[str, Any]:
     first.set_yticks((1, 10, 100))
     first.legend(fontsize=9, loc="lower right")
     source_note(between, "Simulated")
+    art["unsteady"] = between.text(
+        0.98, 0.88, "", fontsize=9, ha="right", transform=between.transAxes
+    )
     return art
 
 
@@ -59,9 +63,10 @@ def _curve(axes: Axes, k: int, name: str) -> Any:
 def _update(art: dict[str, Any], rate: int, prompt: int, prefill: int, chunk: int) -> str:
     one = pools_grid.find_one(rate, prompt, chunk)
     two = pools_grid.find_two(rate, prompt, prefill)
-    for curves, name in zip(art.values(), ("first", "between"), strict=True):
-        for curve, waits in zip(curves, (one, two), strict=True):
+    for label, name in ((FIRST_LABEL, "first"), (BETWEEN_LABEL, "between")):
+        for curve, waits in zip(art[label], (one, two), strict=True):
             curve.set_data(getattr(waits, name), LONGER)
+    art["unsteady"].set_text(_unsteady(one, two))
     offered = pools_grid.one_load(rate, prompt, chunk)
     filling, decoding = pools_grid.two_loads(rate, prompt, prefill)
     return (
@@ -72,8 +77,18 @@ def _update(art: dict[str, Any], rate: int, prompt: int, prefill: int, chunk: in
     )
 
 
+def _is_steady(waits: Waits) -> bool:
+    return not np.isnan(waits.first_99).any()
+
+
+def _unsteady(one: Waits, two: Waits) -> str:
+    """Which of them have no curve, for the picture."""
+    names = [name for name, it in (("one pool", one), ("two pools", two)) if not _is_steady(it)]
+    return f"{' and '.join(names)}: no steady state" if names else ""
+
+
 def _said(waits: Waits) -> str:
-    if np.isnan(waits.first_99).any():
+    if not _is_steady(waits):
         return "no steady state, waits grow as long as requests come"
     return (
         f"99% of the first tokens come within {_times(waits.first_99)}, of the later ones within "

@@ -29,6 +29,7 @@ BATCH = 64  # prompts a machine that are there at once, for the efficiency
 MEDIAN, MOST = 4000, 131072  # tokens
 TIERS = int(value("lb.buckets"))
 RULES = ("at random", "round robin", "four tiers", "least work queued")
+SAID = ("at random", "in turn", "in tiers", "by least work")
 
 
 @dataclass(frozen=True)
@@ -157,12 +158,12 @@ def _update(art: dict[str, Any], spread: float, load: int, machines: int) -> str
         one.set_segments([_around(place, seeds) for place, seeds in spots])
     return (
         f"Simulated, {SEEDS} seeds of {PROMPTS:,} prompts (spread {spread:g}), {machines} machines "
-        f"at {load}% load, \u00b1 two standard errors. s to the first token at random, in turn, in "
-        f"tiers, where the least work is queued: the shortest (up to {found.edges[0]:,.0f} tokens) "
-        f"{_each(found, 0)}; the longest (above {found.edges[-1]:,.0f}) {_each(found, -1)}: "
-        f"{_against_chance(found)}. {BATCH} prompts a machine, all there at once, are computed at "
-        f"{', '.join(plus_minus(one, '.0f') for one in percent)}% of perfect balance; Reported for "
-        f"the whole system: about {value('lb.efficiency'):.0f}%."
+        f"at {load}% load, \u00b1 two standard errors. The shortest (up to {found.edges[0]:,.0f} "
+        f"tokens) have their first token after {_each(found, 0)}; the longest (above "
+        f"{found.edges[-1]:,.0f}) after {_each(found, -1)} ({_against_chance(found)}). Where "
+        f"{BATCH} prompts a machine are there at once, they are computed at this share of perfect "
+        f"balance: {_named(percent, '.0f', '%')} (reported for the whole system: about "
+        f"{value('lb.efficiency'):.0f}%)."
     )
 
 
@@ -172,13 +173,20 @@ def _around(place: float, seeds: np.ndarray) -> list[tuple[float, float]]:
 
 
 def _each(found: Found, tier: int) -> str:
-    return ", ".join(plus_minus(found.first_token[rule][tier]) for rule in RULES)
+    return _named([found.first_token[rule][tier] for rule in RULES], ".2f", " s")
+
+
+def _named(by_rule: list[np.ndarray], form: str, unit: str) -> str:
+    """The numbers of all RULES, each with its rule."""
+    first, *rest = (f"{plus_minus(one, form)}" for one in by_rule)
+    numbers = (f"{first}{unit}", *rest)
+    return ", ".join(f"{one} {rule}" for one, rule in zip(numbers, SAID, strict=True))
 
 
 def _against_chance(found: Found) -> str:
     """Whether tiers make the longest wait longer, seed by seed on the same prompts."""
     more = found.first_token["four tiers"][-1] - found.first_token["at random"][-1]
     if abs(more.mean()) <= margin(more):
-        return f"in tiers as long as at random, within the draws ({plus_minus(more, '+.2f')})"
-    word, sign = ("longer", 1) if more.mean() > 0 else ("shorter", -1)
+        return f"in tiers as late as at random, within the draws: {plus_minus(more, '+.2f')} s"
+    word, sign = ("later", 1) if more.mean() > 0 else ("earlier", -1)
     return f"{plus_minus(sign * more)} s {word} in tiers than at random"

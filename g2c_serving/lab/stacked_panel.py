@@ -79,6 +79,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
         axes.plot(measured()[choice].worst_first, **look, label=f"{named(choice)} alone")
     (chosen,) = axes.plot([], [], color=BLACK, linewidth=2.6, linestyle="-", label="chosen")
     axes.axhline(1e-2, color=GREY, linewidth=0.8)
+    axes.text(0.99 * count, 1.3e-2, "1 draw in 100", color=GREY, fontsize=9, ha="right")
     axes.legend(loc="lower left", fontsize=9, ncols=2)
     source_note(axes, "Measured here", f"{MODEL}, float64, {TEXTS} texts")
     return {"chosen": chosen}
