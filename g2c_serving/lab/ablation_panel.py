@@ -1,11 +1,12 @@
 """The ablation as a table, a chart and words; and a panel of switches that serves the day anew.
 
-The words go as far as the figures: a difference counts where it is larger than twice that between
-two equal runs, and than CHANCE. Measured here.
+The words go as far as the figures: a difference counts where it is larger than the largest between
+equal runs, and than CHANCE. Measured here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from g2c_serving.lab.panel import Panel, choice, toggle
 from g2c_serving.lab.plots import BLACK, GREY, Blocks, line, source_note
 from g2c_serving.lab.table import Table
 
+CURVES = {"running": "running", "waiting": "waiting", "blocks": "blocks / 10"}  # of a Mark
+EQUAL = (ALL_ON, *AGAIN)
 WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 CHANCE = 0.05  # a smaller difference is not spoken of
 
@@ -56,8 +59,7 @@ def table(days: Mapping[str, Day], target: Target) -> Table:
 
 def findings(days: Mapping[str, Day]) -> str:
     """What a busy second brings without each mechanism, as far as it is no chance."""
-    base = days[ALL_ON].per_busy_s
-    chance = max(CHANCE, 2 * abs(days[AGAIN].per_busy_s / base - 1))
+    base, chance = ablation.usual(days), max(CHANCE, ablation.spread(days))
     change = {n: d.per_busy_s / base - 1 for n, d in days.items() if n.startswith("without ")}
     parts = [
         _list(
@@ -67,8 +69,8 @@ def findings(days: Mapping[str, Day]) -> str:
         _list("No more than chance", {n: c for n, c in change.items() if abs(c) <= chance}),
     ]
     return (
-        f"{' '.join(part for part in parts if part)} (Chance is taken as {chance:.0%}: twice what "
-        f"two equal runs differ by, {CHANCE:.0%} at least.)"
+        f"{' '.join(part for part in parts if part)} (Chance is taken as {chance:.0%}: so much "
+        f"three equal runs differ by, {CHANCE:.0%} at least.)"
     )
 
 
@@ -107,15 +109,15 @@ def _update(art: dict[str, Any], days: Mapping[str, Day], target: Target, metric
     values = {name: value(day, target) for name, day in days.items()}
     most = max(max(values.values()), 1e-9)
     for blocks, chosen in (("bars", False), ("marks", True)):
-        ys = [y for y, name in enumerate(days) if (name in (ALL_ON, AGAIN)) is chosen]
+        ys = [y for y, name in enumerate(days) if (name in EQUAL) is chosen]
         widths = [list(values.values())[y] for y in ys]
         art[blocks].set_boxes(0, [y - 0.35 for y in ys], widths, 0.7)
     for text, found in zip(art["values"], values.values(), strict=True):
         text.set_text(f" {written.format(found)}")
         text.set_x(found)
-    art["base"].set_xdata([values[ALL_ON]] * 2)
+    art["base"].set_xdata([sum(values[name] for name in EQUAL) / len(EQUAL)] * 2)
     art["axes"].set(xlim=(0, 1.14 * most), xlabel=metric)
-    names = (ALL_ON, AGAIN, ALL_OFF, PAID)
+    names = (*EQUAL, ALL_OFF, PAID)
     said = ", ".join(f"{name} {written.format(values[name])}" for name in names)
     others = {n: v for n, v in values.items() if n not in names}
     low, high = min(others, key=others.__getitem__), max(others, key=others.__getitem__)
@@ -155,18 +157,18 @@ def switches(
 
 def _draw_day(figure: Figure, scale: Scale) -> dict[str, Any]:
     left, right = figure.subplots(1, 2)
-    art: dict[str, Any] = {"left": left}
-    (art["running"],) = left.plot([], [], label="running", **{**line(0), "marker": ""})
-    (art["waiting"],) = left.plot([], [], label="waiting", **{**line(1), "marker": ""})
-    (art["blocks"],) = left.plot([], [], label="blocks / 10", **{**line(2), "marker": ""})
-    left.set(xlim=(0, 30), xlabel="hour of the day", title="in the engine", xticks=range(0, 31, 6))
+    art: dict[str, Any] = {"left": left, "right": right}
+    for k, (name, label) in enumerate(CURVES.items()):
+        look = {**line(k), "marker": "", "drawstyle": "steps-post"}
+        (art[name],) = left.plot([], [], label=label, **look)
+    left.set(xlabel="hour of the day", title="in the engine")
     left.legend(loc="upper left", fontsize=9)
     for k, kind in enumerate(KINDS):
         look = {**line(k), "linestyle": "none"}
         (art[kind],) = right.plot([], [], label=kind, **look)
     goal = scale.target().first_token
     right.axhline(goal, color=GREY, linewidth=1, linestyle="--")
-    right.set(xlim=(0, 30), yscale="log", ylim=(goal / 50, goal * 50), xticks=range(0, 31, 6))
+    right.set(yscale="log", ylim=(goal / 50, goal * 50))
     right.set(xlabel="hour of the arrival", title="ms to the first token")
     right.legend(loc="upper left", fontsize=8, ncols=4, handletextpad=0, columnspacing=0.6)
     source_note(right, "Measured here")
@@ -176,11 +178,14 @@ def _draw_day(figure: Figure, scale: Scale) -> dict[str, Any]:
 def _show_day(art: dict[str, Any], day: Day, on: Switches, scale: Scale) -> str:
     hour = scale.hour_ms()
     times = [mark.time / hour for mark in day.marks]
-    art["running"].set_data(times, [mark.running for mark in day.marks])
-    art["waiting"].set_data(times, [mark.waiting for mark in day.marks])
-    art["blocks"].set_data(times, [mark.blocks / 10 for mark in day.marks])
-    most = max(max(m.running, m.waiting, m.blocks / 10) for m in day.marks)
-    art["left"].set_ylim(0, 1.5 * most + 1)
+    curves = {name: [getattr(mark, name) for mark in day.marks] for name in CURVES}
+    curves["blocks"] = [blocks / 10 for blocks in curves["blocks"]]
+    for name, values in curves.items():
+        art[name].set_data(times, values)
+    art["left"].set_ylim(0, 1.5 * max(map(max, curves.values())) + 1)
+    last = 6 * math.ceil(max(times) / 6)
+    for axes in (art["left"], art["right"]):
+        axes.set(xlim=(0, last), xticks=range(0, last + 1, 6 if last <= 48 else 24))
     for kind in KINDS:
         seen = [one for one in day.served if one.visit.kind == kind]
         firsts = [max(one.first_token, 1e-3) for one in seen]

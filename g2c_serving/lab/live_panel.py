@@ -1,26 +1,27 @@
 """The live panel: users type, press Run, and see queue, blocks, drafts and text move.
 
 The picture is drawn anew every few steps while the engine works. Left, what each user sees. Right,
-whose each block was, step by step: black outlines are blocks that two answers share, grey ones are
-kept for whoever begins in the same way. Below, how many ran and how many waited.
+whose each block was, step by step: one in two halves is shared by two answers, grey ones are kept
+for whoever begins in the same way. Below, how many ran and how many waited.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Generator, Sequence
+from collections import defaultdict
+from collections.abc import Generator
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.live_users import ASKED, BUDGETED, FIXED, KEPT, OFF, Room, opened, sentence
 from g2c_serving.lab.panel import Frame, Panel, choice, entry, slider, stops, toggle
-from g2c_serving.lab.plots import BLACK, Blocks, line
+from g2c_serving.lab.plots import Blocks, line
 from g2c_serving.output import RequestOutput
 
 EVERY = 2  # steps from one picture to the next
-SHOWN, MOST_STEPS = 52, 40  # characters; steps that the picture has room for at first
+SHOWN, MOST_STEPS = 52, 16  # characters; steps that the picture has room for at first
 
 
 def panel(lm: LanguageModel, drafter: LanguageModel | None = None) -> Panel:
@@ -56,10 +57,10 @@ def _draw(figure: Figure) -> dict[str, Any]:
     for axes in (words, blocks):
         axes.grid(False)
     queue.set(xlabel="step", ylim=(0, lines + 0.5), yticks=range(0, lines + 1, 2))
+    queue.xaxis.set_major_locator(MaxNLocator(integer=True))
     art: dict[str, Any] = {"queue": queue, "blocks": blocks}
     art["kept"] = Blocks(blocks, 0, facecolor="#DDDDDD", hatch="", edgecolor="none")
     art["owned"] = [Blocks(blocks, k, edgecolor="white", linewidth=0) for k in range(lines)]
-    art["shared"] = Blocks(blocks, 0, facecolor="none", edgecolor=BLACK, hatch="", linewidth=1.2)
     art["keys"] = [Blocks(words, k) for k in range(lines)]
     art["states"] = [words.text(0.05, y, "", va="top", fontsize=9) for y in range(lines)]
     art["texts"] = [
@@ -88,22 +89,21 @@ def _show(art: dict[str, Any], room: Room) -> None:
 
 
 def _show_blocks(art: dict[str, Any], room: Room) -> None:
-    """Whose each block was, step by step."""
-    _boxes(art["kept"], [found[KEPT] for found in room.owners])
-    shared = []
-    for found in room.owners:
-        used = Counter(b for name, blocks in found.items() if name != KEPT for b in blocks)
-        shared.append([block for block, count in used.items() if count > 1])
-    _boxes(art["shared"], shared)
-    for y, blocks in enumerate(art["owned"]):
-        name = room.users[y].name if y < len(room.users) else ""
-        _boxes(blocks, [found.get(name, []) for found in room.owners])
-
-
-def _boxes(blocks: Blocks, by_step: Sequence[Sequence[int]]) -> None:
-    at = [(step, block - 0.45) for step, found in enumerate(by_step) for block in found]
-    left, bottom = zip(*at, strict=True) if at else ((), ())
-    blocks.set_boxes(left, bottom, 1.0, 0.9)
+    """Whose each block was, step by step: an equal part of its height for each owner."""
+    boxes: dict[str, list[tuple[float, float, float]]] = defaultdict(list)  # left, bottom, height
+    for step, found in enumerate(room.owners):
+        owners: dict[int, list[str]] = defaultdict(list)
+        for name, blocks in found.items():
+            for block in blocks:
+                owners[block].append(name)
+        for block, names in owners.items():
+            height = 0.9 / len(names)
+            for k, name in enumerate(names):
+                boxes[name].append((step, block - 0.45 + k * height, height))
+    artists = zip((user.name for user in room.users), art["owned"], strict=False)
+    for name, artist in [*artists, (KEPT, art["kept"])]:
+        left, bottom, heights = zip(*boxes[name], strict=True) if boxes[name] else ((), (), ())
+        artist.set_boxes(left, bottom, 1.0, heights)
 
 
 def _words(output: RequestOutput) -> str:
