@@ -104,7 +104,7 @@ def efficiency_table() -> Table:
         shares = [found.efficiency(experts, share) for share in (0, EXPERTS_SHARE, 1)]
         busiest = plus_minus(found.requests), plus_minus(found.cached)
         rows.append((rule, *busiest, *(plus_minus(one, ".1f", 100) for one in shares)))
-    head = (f"Simulated, {SEEDS} seeds", "requests, busiest / average",
-            "cached tokens, busiest / average", "% of perfect balance",
-            f"experts at {experts:.3f}: on half of a step", "on all of it")  # fmt: skip
+    head = (f"Simulated, {SEEDS} seeds", "busiest / average: requests", "cached tokens",
+            "% of perfect balance", f"experts at {experts:.3f}: half a step",
+            "all of it")  # fmt: skip
     return Table(head, rows)
