@@ -69,7 +69,7 @@ def refuse(folder: Path, *words: str, error: type[Exception] = ValueError) -> No
         ),
         ({"model_type": None}, ["model_type=None", "LlamaForCausalLM"]),
         ({"hidden_size": None}, ["no hidden_size"]),
-        ({"num_hidden_layers": 2.5}, ["num_layers=2.5", "integer"]),
+        ({"num_hidden_layers": 2.5}, ["num_hidden_layers=2.5", "integer"]),
         ({"num_hidden_layers": "3"}, ["num_hidden_layers='3'"]),
         ({"vocab_size": 0}, ["vocab_size=0"]),
         ({"max_position_embeddings": -1}, ["max_position_embeddings=-1"]),

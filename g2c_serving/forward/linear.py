@@ -40,6 +40,7 @@ class Linear:
     activation  one of ACTIVATIONS
     pack        whether to look for the faster kernel
     keep_plain  a small weight stays as it is beside the packed one, for one row alone
+    lent        the weight's memory will be used again: what is kept of it is a copy
     `shape` is (out, in); `weight` (out, in) is None where only the packed one is kept.
     """
 
@@ -51,6 +52,7 @@ class Linear:
         *,
         pack: bool = True,
         keep_plain: bool = True,
+        lent: bool = False,
     ) -> None:
         self.weight: torch.Tensor | None = weight.T  # (out, in), a view
         self.bias, self.shape = bias, self.weight.shape
@@ -62,6 +64,8 @@ class Linear:
         self._one_row_plain = small and keep_plain and weight.dtype == torch.float32
         if self.packed is not None and not self._one_row_plain:
             self.weight = None
+        elif lent:
+            self.weight = self.weight.clone()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed is None or (x.shape[0] == 1 and self._one_row_plain):

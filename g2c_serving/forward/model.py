@@ -25,7 +25,7 @@ from g2c_serving.forward.low_precision import Format
 from g2c_serving.forward.low_precision_cache import LowPrecisionCache
 from g2c_serving.forward.model_config import ModelConfig
 from g2c_serving.forward.numerics import Numerics, RowFunction
-from g2c_serving.forward.placed_weights import PlacedWeights, Weights
+from g2c_serving.forward.placed_weights import Weights, place
 from g2c_serving.forward.rotary import RotaryTable
 
 __all__ = ["Block", "ModelConfig", "Transformer", "Weights"]
@@ -50,11 +50,8 @@ class Transformer:
         self.numerics = Numerics()
         self.cache_format: Format | None = None  # keys and values at the model's own precision
         self.trials: dict[int, tuple] = {}  # what `batch_invariance.py` found, by threads
-        placed = PlacedWeights(weights, dtype, device, pack)
-        head = placed.tensor("head.W" if "head.W" in placed else "token_embed.weight")
-        head = head if "head.W" in placed else head.T  # (D, V), tied
-        self.head = placed.layer(head, placed.bias("head_bias"))  # first: it needs room to be made
-        del head
+        placed = place(weights, dtype, device, pack)
+        self.head = placed.head()  # first, while there is room to make it
         self.token_embed = placed.table("token_embed.weight")  # (V, D)
         self.pos_embed = self.rotary = None
         if config.rotary is None:
