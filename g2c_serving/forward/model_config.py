@@ -100,6 +100,15 @@ class ModelConfig:
                                  "positions need an even number")  # fmt: skip
 
     @property
+    def other_than_gpt(self) -> list[str]:
+        """What the parent course's models have otherwise, as "field=value"; window layers aside."""
+        named = ("norm", "norm_eps", "activation", "gated", "rotary")
+        usual = {f.name: f.default for f in fields(self) if f.name in named}
+        usual |= {"num_kv_heads": self.num_heads, "head_dim": self.embedding_dim // self.num_heads}
+        found = {name: getattr(self, name) for name in usual}
+        return [f"{name}={value!r}" for name, value in found.items() if value != usual[name]]
+
+    @property
     def head_dim(self) -> int:
         return self.head_size or self.embedding_dim // self.num_heads
 

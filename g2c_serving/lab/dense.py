@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.linear import Linear
-from g2c_serving.lab.one_user import refuse_windows
+from g2c_serving.lab.one_user import refuse_other_shapes, refuse_windows
 
 
 class PlainLinear:
@@ -43,13 +43,16 @@ class DenseModel:
         linear: type[PlainLinear] | type[Linear] = PlainLinear,
     ) -> None:
         refuse_windows(lm, "DenseModel")
-        self.config, self.weights = lm.config, lm.weights
+        refuse_other_shapes(lm, "DenseModel")
+        self.config = lm.config
+        self.weights = {name: w.to(torch.float32) for name, w in lm.weights.items()}
         d, heads = lm.config.head_dim, lm.config.num_heads
         self.blocks = [self._block(i, linear) for i in range(lm.config.num_layers)]
         attention_layers = sum("qkv" in block for block in self.blocks)
         self.keys = torch.zeros(attention_layers, size, heads, max_tokens, d)  # (L, B, H, T, d)
         self.values = torch.zeros_like(self.keys)
-        self.head = linear(lm.weights["token_embed.weight"].T, lm.weights["head_bias"])
+        bias = self.weights.get("head_bias")  # GPT-2 has none
+        self.head = linear(self.weights["token_embed.weight"].T, bias)
         self.length = 0
 
     def _block(

@@ -31,6 +31,16 @@ def refuse_windows(lm: LanguageModel, who: str) -> None:
         raise ValueError(f"{lm.name} has window layers {layers}: {who} has none; use the Engine")
 
 
+def refuse_other_shapes(lm: LanguageModel, who: str) -> None:
+    """ValueError where `who`, which computes the course's GPT, would compute something else."""
+    other = lm.config.other_than_gpt + (["a head of its own"] if "head.W" in lm.weights else [])
+    if other:
+        raise ValueError(
+            f"{lm.name} has {', '.join(other)}: {who} computes the course's GPT alone; use the "
+            "Engine, or a model of that shape"
+        )
+
+
 def generate_cached(
     model: OneUserModel,
     prompt_ids: Sequence[int],
@@ -54,16 +64,18 @@ def generate_cached(
 class OneUserModel:
     """The model of `lm` as the course computes it, in float32 or float64, on the CPU.
 
-    ValueError for a model with window layers."""
+    ValueError for a model with window layers, or of another shape than the course's."""
 
     def __init__(self, lm: LanguageModel, dtype: torch.dtype = torch.float32) -> None:
         refuse_windows(lm, "OneUserModel")
+        refuse_other_shapes(lm, "OneUserModel")
         weights = {name: w.to(dtype) for name, w in lm.weights.items()}
         self.num_heads, self.max_seq_len = lm.config.num_heads, lm.config.max_seq_len
         self.token_embed = weights["token_embed.weight"]  # (V, D)
         self.pos_embed = weights["pos_embed.weight"]  # (max_seq_len, D)
         self.final = weights["ln_final.gamma"], weights["ln_final.beta"]
-        self.head_bias = weights["head_bias"]  # (V,)
+        nothing = torch.zeros(lm.vocab_size, dtype=dtype)
+        self.head_bias = weights.get("head_bias", nothing)  # (V,); GPT-2 has none
         self.blocks: list[dict[str, torch.Tensor]] = []  # attn.q_proj.W and so on, block by block
         for i in range(lm.config.num_layers):
             start = f"blocks.{i}."

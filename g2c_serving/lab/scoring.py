@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.model import Transformer
+from g2c_serving.lab.one_user import refuse_other_shapes
 
 BLOCK = 16
 
@@ -64,10 +65,13 @@ def token_logprobs(logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
 
 class CourseModel:
     """`model(ids (B, T)) -> logits (B, T, V)` as the course computes them; T from 1 to max_seq_len.
-    Window layers, which the course does not have, see their window alone."""
+    Window layers, which the course does not have, see their window alone. ValueError for a model of
+    another shape."""
 
     def __init__(self, lm: LanguageModel) -> None:
-        self.config, self.weights, self.vocab_size = lm.config, lm.weights, lm.vocab_size
+        refuse_other_shapes(lm, "CourseModel")
+        self.config, self.weights, self.vocab_size = lm.config, dict(lm.weights), lm.vocab_size
+        self.weights.setdefault("head_bias", torch.zeros(lm.vocab_size))  # GPT-2 has none
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         w = self.weights

@@ -1,0 +1,158 @@
+"""Rotary positions: speeds of the pairs, and what turning does to products."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import transformers
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from g2c_serving.forward.rotary import Rotary, RotaryTable
+
+LLAMA31 = Rotary(500_000.0, "llama3", 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0)
+QWEN_YARN = Rotary(1_000_000.0, "yarn", 4.0, 32_768)
+KINDS = {
+    "default": (Rotary(), {}),
+    "another base": (Rotary(1_000_000.0), {"rope_theta": 1_000_000.0}),
+    "linear": (Rotary(scaling="linear", factor=2.5), {"rope_type": "linear", "factor": 2.5}),
+    "llama 3.1": (
+        LLAMA31,
+        {
+            "rope_theta": 500_000.0,
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    ),
+    "qwen with yarn": (
+        QWEN_YARN,
+        {
+            "rope_theta": 1_000_000.0,
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32_768,
+        },
+    ),
+    "yarn, all numbers": (
+        Rotary(150_000.0, "yarn", 32.0, 4096, 1, 4, 2.0, 16.0, 1.25, False),
+        {
+            "rope_theta": 150_000.0,
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "beta_slow": 2.0,
+            "beta_fast": 16.0,
+            "attention_factor": 1.25,
+            "truncate": False,
+        },
+    ),
+}
+
+
+def theirs(fields: dict, head_dim: int) -> LlamaRotaryEmbedding:
+    full = {"rope_theta": 10_000.0, "rope_type": "default"} | fields
+    config = transformers.LlamaConfig(
+        hidden_size=2 * head_dim,
+        num_attention_heads=2,
+        max_position_embeddings=131_072,
+        rope_scaling=full,
+        rope_theta=full["rope_theta"],
+    )
+    return LlamaRotaryEmbedding(config)
+
+
+def test_speeds_by_hand():
+    """Right values: base^(-2i / d)."""
+    found = Rotary(10_000.0).frequencies(8)
+    torch.testing.assert_close(found, torch.tensor([1, 0.1, 0.01, 0.001]))
+    torch.testing.assert_close(Rotary(scaling="linear", factor=4.0).frequencies(8), found / 4)
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 128])
+@pytest.mark.parametrize("kind", KINDS)
+def test_speeds_are_those_of_transformers(kind, head_dim):
+    rotary, fields = KINDS[kind]
+    expected = theirs(fields, head_dim)
+    found = rotary.frequencies(head_dim)
+    torch.testing.assert_close(found, expected.inv_freq, rtol=2e-6, atol=0)
+    assert rotary.length_factor == pytest.approx(expected.attention_scaling, rel=1e-12)
+
+
+def test_llama3_slows_the_slow_pairs_alone():
+    """Right values: the definition. A pair that turns more than 4 times in 8,192 tokens keeps its
+    speed, one that turns less than once has an eighth of it."""
+    plain = Rotary(500_000.0).frequencies(128)
+    turns = 8192 * plain / (2 * math.pi)
+    share = LLAMA31.frequencies(128) / plain
+    assert (turns > 4).any() and torch.allclose(share[turns > 4], torch.ones(()))
+    assert (turns < 1).any() and torch.allclose(share[turns < 1], torch.full((), 1 / 8))
+    between = share[(turns > 1) & (turns < 4)]
+    assert len(between) and ((between > 1 / 8) & (between < 1)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_turned_as_in_transformers(kind):
+    """Rows at any positions, in any order, up to the last."""
+    rotary, fields = KINDS[kind]
+    x = torch.randn(7, 5, 64, generator=torch.Generator().manual_seed(0))  # (N, H, d)
+    positions = torch.tensor([0, 1, 2047, 5, 5, 100, 1023])
+    turned = RotaryTable(rotary, 64, 2048).at(positions, torch.float32)(x)
+    cos, sin = theirs(fields, 64)(x, positions[None])
+    expected, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)
+    # the speeds agree to 2e-6 of themselves, and angles are up to 2,047 radians
+    torch.testing.assert_close(turned, expected[0].transpose(0, 1), rtol=0, atol=5e-4)
+
+
+def test_products_depend_on_the_distance_alone():
+    """What rotary positions are for. Right value: the same pair of rows elsewhere."""
+    generator = torch.Generator().manual_seed(1)
+    q, k = torch.randn(2, 1, 1, 32, generator=generator, dtype=torch.float64)
+    table = RotaryTable(Rotary(), 32, 512)
+
+    def product(at: int, other: int) -> float:
+        turned = [table.at(torch.tensor([p]), q.dtype)(x) for p, x in ((at, q), (other, k))]
+        return float((turned[0] * turned[1]).sum())
+
+    here = [product(p, p - 7) for p in (7, 8, 100, 511)]
+    assert here == pytest.approx([here[0]] * 4, abs=1e-4)  # angles are float32
+    assert abs(product(100, 50) - here[0]) > 1e-2
+    assert product(0, 0) == pytest.approx(float((q * k).sum()), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_is_turned_the_same_in_any_company(dtype):
+    """Bit for bit, wherever it stands."""
+    x = torch.randn(33, 3, 10, generator=torch.Generator().manual_seed(2)).to(dtype)
+    positions, table = torch.arange(33) * 3, RotaryTable(Rotary(), 10, 128)
+    together = table.at(positions, dtype)(x)
+    assert together.dtype == dtype
+    for i in (0, 1, 17, 32):
+        assert torch.equal(table.at(positions[i : i + 1], dtype)(x[i : i + 1])[0], together[i])
+
+
+def test_a_longer_table_has_the_same_rows():
+    short, long = (RotaryTable(LLAMA31, 64, n) for n in (100, 3000))
+    assert torch.equal(short.cos, long.cos[:100]) and torch.equal(short.sin, long.sin[:100])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"scaling": "ntk"}, "scaling='ntk'.*'yarn'"),
+        ({"base": 1.0}, "base=1.0 must be above 1"),
+        ({"base": math.nan}, "base=nan"),
+        ({"factor": 0.9}, "factor=0.9 must be 1 or more"),
+        ({"scaling": "llama3"}, "original_max_seq_len=0"),
+        ({"scaling": "yarn", "original_max_seq_len": 4.5}, "original_max_seq_len=4.5"),
+        ({"low_freq_factor": 4.0}, "low_freq_factor=4.0 must be above 0 and below"),
+        ({"beta_slow": 0}, "beta_slow=0.0 must be above 0"),
+        ({"attention_factor": "1"}, "attention_factor='1'"),
+    ],
+)
+def test_numbers_that_mean_nothing(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Rotary(**fields)
