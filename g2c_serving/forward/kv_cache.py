@@ -46,7 +46,7 @@ class KVCache:
                 f"num_blocks={num_blocks} of {block_size} tokens take {gigabytes:,.1f} GB of keys "
                 "and values, more than there is: lower EngineConfig.num_blocks"
             ) from err
-        block_bytes = block_size * num_heads * head_dim * self.keys.element_size()
+        block_bytes = block_size * num_heads * head_dim * self.read_dtype.itemsize
         self.gather_blocks = max(GATHER_BYTES // block_bytes, max_blocks_per_request)
         self._key_buffer = self.keys.new_empty((self.gather_blocks, *shape[2:]))
         self._value_buffer = torch.empty_like(self._key_buffer)
