@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 
 import pytest
@@ -119,7 +120,21 @@ def test_every_setting_serves_the_whole_day(small, visits):
 
 
 def test_overlap_is_measured_against_the_same_engine(small, visits):
-    assert 0.05 < ablation.overlap(small, None, visits, SCALE) < 20
+    ratios = ablation.overlap(small, visits, SCALE)
+    assert len(ratios) == ablation.ROUNDS and all(0.02 < ratio < 50 for ratio in ratios)
+
+
+@pytest.mark.parametrize(
+    "ratios, words",
+    [
+        ([1.1, 1.3, 1.2], "1.10 to 1.30 times as many tokens in a busy second, in 3 rounds: more"),
+        ([0.8, 0.9, 0.94], "0.80 to 0.94 .* fewer in each"),
+        ([0.8, 1.2, 1.3], "do not agree on a gain"),
+        ([1.02, 1.03], "do not agree on a gain"),
+    ],
+)
+def test_of_overlap_only_what_all_rounds_show_is_said(ratios, words):
+    assert re.search(words, ablation_panel.overlap_words(ratios))
 
 
 # ---- words and pictures ----

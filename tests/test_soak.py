@@ -1,12 +1,14 @@
 """A day of traffic, over and over, with every mechanism on: nothing is lost, and nothing grows.
 
 The pool is so small that requests are preempted, some visitors leave in the middle, and the blocks
-are checked step by step. A few days in the fast tests, twenty minutes in the slow ones.
+are checked step by step. A few days in the fast tests, twenty minutes in the slow ones (or
+SOAK_MINUTES).
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from g2c_serving.lab import day
 from g2c_serving.lab.day_replay import replay
 from g2c_serving.schedule.cost_model import CostModel
 
-MINUTES = 20.0
+MINUTES = float(os.environ.get("SOAK_MINUTES", "20"))
 GROWTH = 0.03  # of the process, after the first tenth of the time
 
 
@@ -121,7 +123,7 @@ def test_twenty_minutes_with_everything_on(models, kind, tmp_path):
             early = resident_mb()
     gc.collect()
     late = resident_mb()
-    assert served > 1000
+    assert served > 10 * MINUTES
     if early is not None and late is not None:
         assert late < early * (1 + GROWTH) + 4, f"{early:.0f} MB, then {late:.0f} MB"
     if kind == "overlapped":

@@ -80,6 +80,20 @@ def _list(lead: str, changes: Mapping[str, float]) -> str:
     return f"{lead} {', '.join(f'{name} ({c:+.0%})' for name, c in changes.items())}."
 
 
+def overlap_words(ratios: Sequence[float]) -> str:
+    """What the rounds of `ablation.overlap` say, and whether they agree."""
+    low, high = min(ratios), max(ratios)
+    said = (
+        f"By the wall clock, an overlapped engine writes {low:.2f} to {high:.2f} times as many "
+        f"tokens in a busy second, in {len(ratios)} rounds: "
+    )
+    if low > 1 + CHANCE:
+        return said + "more in each."
+    if high < 1 - CHANCE:
+        return said + "fewer in each."
+    return said + "the rounds do not agree on a gain."
+
+
 def panel(days: Mapping[str, Day], target: Target) -> Panel:
     """A bar for each setting; choose what it shows."""
     controls = {"metric": choice("Show", tuple(METRICS))}

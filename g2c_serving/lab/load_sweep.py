@@ -26,7 +26,7 @@ from g2c_serving.lab.day_result import Day
 from g2c_serving.lab.panel import Panel, choice, slider
 from g2c_serving.lab.plots import BLACK, GREY, line, source_note
 
-LOADS = (0.25, 0.5, 0.75, 1.0, 1.5, 3.0)
+LOADS = (0.25, 0.5, 1.0, 1.5, 3.0)
 NEARLY_ALL = 0.9
 ENGINES = {
     "continuous, pages, prefix cache": PLAIN,
