@@ -82,7 +82,7 @@ def make_samples(
     seed = secrets.randbits(64) if params.seed is None else params.seed
     stop_ids = set(params.stop_token_ids)
     if lm.eos_id is not None and not params.ignore_eos:
-        stop_ids.add(lm.eos_id)
+        stop_ids |= {lm.eos_id, *lm.other_eos_ids}
     most_tokens = min(len(prompt_token_ids) + params.max_tokens, lm.config.max_seq_len)
     samples = [
         Request(

@@ -86,6 +86,7 @@ class FakeLM:
 
     max_seq_len: int = 64
     eos_id: int | None = None
+    other_eos_ids: tuple[int, ...] = ()
     name: str = "fake"
     fingerprint: str = "fake"
     tokenizer: g.Tokenizer = field(default_factory=g.Tokenizer)

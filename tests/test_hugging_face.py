@@ -159,12 +159,13 @@ def test_a_window_beyond_the_context_is_none(tmp_path):
 @pytest.mark.parametrize(
     ("config", "generation", "found"),
     [
-        (5, None, 5),
-        ([7, 8], None, 7),
-        (5, 9, 9),
-        (5, [9, 3], 9),
-        (None, None, None),
-        (131, None, None),
+        (5, None, (5, ())),
+        ([7, 8], None, (7, (8,))),
+        (5, 9, (9, ())),
+        (5, [9, 3, 131], (9, (3,))),
+        (None, None, (None, ())),
+        (131, None, (None, ())),
+        ([], "end", (None, ())),
     ],
 )
 def test_the_end_of_a_text(config, generation, found, tmp_path):
@@ -172,7 +173,22 @@ def test_the_end_of_a_text(config, generation, found, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": config}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
-    assert g.load(tmp_path).eos_id == found
+    lm = g.load(tmp_path)
+    assert (lm.eos_id, lm.other_eos_ids) == found
+
+
+def test_each_of_several_ends_ends_a_text(tmp_path):
+    """Right values: the same text where nothing ends it, cut after the end."""
+    model = saved(tmp_path, "llama")
+    greedy = g.SamplingParams(temperature=0, max_tokens=12)
+    [whole] = g.Engine(g.load(tmp_path)).generate([[1, 2]], greedy)
+    end = next(i for i in whole.token_ids[3:] if i not in whole.token_ids[:3])
+    unused = next(i for i in range(131) if i not in whole.token_ids)
+    model.generation_config.eos_token_id = [unused, end]
+    model.generation_config.save_pretrained(tmp_path)
+    [cut] = g.Engine(g.load(tmp_path)).generate([[1, 2]], greedy)
+    assert cut.token_ids == whole.token_ids[: whole.token_ids.index(end) + 1]
+    assert cut.finish_reason == "stop"
 
 
 def test_no_tokenizer_serves_ids(tmp_path):

@@ -49,8 +49,10 @@ def load_folder(folder: Path, tokenizer: Tokenizer | None = None) -> LanguageMod
     weights = find_weights(folder, config, fields)
     if tokenizer is None:
         tokenizer = _read_tokenizer(folder, config.vocab_size)
-    eos_id = _end_of_text(folder, fields, config.vocab_size)
-    return LanguageModel(folder.name, config, weights, tokenizer, eos_id)
+    path = folder / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+    ends = end_ids(fields, generation.get("eos_token_id"), config.vocab_size)
+    return LanguageModel(folder.name, config, weights, tokenizer, *ends)
 
 
 def _read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
@@ -59,16 +61,12 @@ def _read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     return NoTokenizer(folder, vocab_size)
 
 
-def _end_of_text(folder: Path, fields: Mapping[str, Any], vocab_size: int) -> int | None:
-    """The id that ends a text: the first, where there are several."""
-    path = folder / "generation_config.json"
-    found = read_json(path).get("eos_token_id") if path.is_file() else None
-    found = fields.get("eos_token_id") if found is None else found
-    return first_id(found, vocab_size)
-
-
-def first_id(found: Any, vocab_size: int) -> int | None:
-    """An eos_token_id is an id, several, or nothing: the first, if the model has it."""
-    first: Any = found[0] if isinstance(found, list) and found else found
-    is_id = isinstance(first, int) and not isinstance(first, bool) and 0 <= first < vocab_size
-    return first if is_id else None
+def end_ids(
+    fields: Mapping[str, Any], generation: Any, vocab_size: int
+) -> tuple[int | None, tuple[int, ...]]:
+    """The ids that end a text, the first and the others, by what generation says or else the
+    config: an id, several, or nothing. Those that the model does not have never come."""
+    found = fields.get("eos_token_id") if generation is None else generation
+    several = found if isinstance(found, list) else [found]
+    ends = [i for i in several if type(i) is int and 0 <= i < vocab_size]
+    return (ends[0] if ends else None), tuple(ends[1:])

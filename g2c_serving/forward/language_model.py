@@ -24,7 +24,8 @@ class LanguageModel:
 
     `weights` maps the parent course's names to tensors (see `param_shapes`), float32 but for models
     of Hugging Face, whose own precision they have; a drafter has those of its confidence head
-    beside them.
+    beside them. `other_eos_ids` end a text as well: a chat model may have one id for the end of a
+    turn and one for the end of everything.
     """
 
     name: str
@@ -32,6 +33,7 @@ class LanguageModel:
     weights: Mapping[str, torch.Tensor]
     tokenizer: Tokenizer
     eos_id: int | None
+    other_eos_ids: tuple[int, ...] = ()
 
     @property
     def vocab_size(self) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from g2c_serving.forward.course_artifacts import is_chat_model
-from g2c_serving.forward.hugging_face import first_id
+from g2c_serving.forward.hugging_face import end_ids
 from g2c_serving.forward.hugging_face_config import model_config
 from g2c_serving.forward.hugging_face_weights import find_weights
 from g2c_serving.forward.language_model import LanguageModel, checked, end_of_text, param_shapes
@@ -93,8 +93,8 @@ def _hugging_face_model(model: torch.nn.Module, tokenizer: Any) -> LanguageModel
     if tokenizer is not None:
         ours = _adopt(tokenizer, config.vocab_size)
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    eos_id = first_id(fields.get("eos_token_id") if ends is None else ends, config.vocab_size)
-    return LanguageModel("live model", config, weights, ours, eos_id)
+    eos = end_ids(fields, ends, config.vocab_size)
+    return LanguageModel("live model", config, weights, ours, *eos)
 
 
 def _adopt(tokenizer: Any, vocab_size: int) -> Tokenizer:
