@@ -66,6 +66,14 @@ def test_a_fork_shares_blocks_and_writes_another_text(tiny):
     assert both and all(both)
 
 
+def test_the_same_long_question_finds_the_blocks_of_the_first(tiny):
+    words = "I have a red kite. It is under the bridge. Where is my kite? " * 2
+    room = served(tiny, asked={"Ada": words, "Ben": words})
+    both = [set(found["Ada"]) & set(found["Ben"]) for found in room.owners if "Ben" in found
+            and "Ada" in found]  # fmt: skip
+    assert both and all(len(shared) >= 2 for shared in both)
+
+
 @pytest.mark.parametrize("speculation", [FIXED, BUDGETED])
 def test_drafts_are_counted(tiny, drafter, speculation):
     room = served(tiny, drafter, speculation=speculation)

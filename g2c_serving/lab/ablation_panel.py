@@ -183,7 +183,7 @@ def _draw_day(figure: Figure, scale: Scale) -> dict[str, Any]:
     goal = scale.target().first_token
     right.axhline(goal, color=GREY, linewidth=1, linestyle="--")
     right.set(yscale="log", ylim=(goal / 50, goal * 50))
-    right.set(xlabel="hour of the arrival", title="ms to the first token")
+    right.set(xlabel="hour of the arrival", title="ms to the first token (dashed: the target)")
     right.legend(loc="upper left", fontsize=8, ncols=4, handletextpad=0, columnspacing=0.6)
     source_note(right, "Measured here")
     return art

@@ -26,7 +26,7 @@ from g2c_serving.lab.day_result import Day
 from g2c_serving.lab.panel import Panel, choice, slider
 from g2c_serving.lab.plots import BLACK, GREY, line, source_note
 
-LOADS = (0.25, 0.5, 1.0, 1.5, 3.0)
+CALM, LOADS = 0.25, (0.5, 1.0, 1.5, 2.0, 4.0, 8.0)
 NEARLY_ALL = 0.9
 ENGINES = {
     "continuous, pages, prefix cache": PLAIN,
@@ -59,8 +59,7 @@ def sweep(
     engines: Mapping[str, Switches] = ENGINES,
 ) -> Sweep:
     """Record a calm day, then serve it at each load."""
-    calm = serve(lm, None, visits, PLAIN, scale, load=loads[0])
-    hour = scale.hour_ms(loads[0])
+    calm, hour = serve(lm, None, visits, PLAIN, scale, load=CALM), scale.hour_ms(CALM)
     hours = [one.arrived / hour for one in calm.served]
     trace = recorded(visits, hours, [one.prompt for one in calm.served])
     days = {
