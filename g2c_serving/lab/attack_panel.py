@@ -19,6 +19,7 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.attack_paths import Result
 from g2c_serving.lab.attacks import ATTACKS, LIMIT, WEB_PAGE, Attack
+from g2c_serving.lab.own_model import roomy
 from g2c_serving.lab.panel import Panel, choice
 from g2c_serving.lab.plots import BLACK, GREY, Blocks
 from g2c_serving.lab.provenance_panel import LOOKS as ORIGINS
@@ -60,7 +61,7 @@ def answers(lm: LanguageModel, attack: Attack = WEB_PAGE) -> Table:
     paths = {"naive": attack.naive(lm.tokenizer), "ours": attack.ours(lm.tokenizer)}
     end = lm.tokenizer.reserved["<|end|>"]
     params = SamplingParams(max_tokens=48, temperature=0, stop_token_ids=(end,))
-    engine = Engine(lm, EngineConfig(dtype="float64"))
+    engine = Engine(roomy(lm), EngineConfig(dtype="float64"))
     prompts = [list(result.token_ids) for result in paths.values()]
     outputs = engine.generate(prompts, params)
     rows = [

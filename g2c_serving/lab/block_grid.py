@@ -17,6 +17,7 @@ from matplotlib.textpath import TextPath
 
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.block_record import BLOCK, POOL, Moment, record
+from g2c_serving.lab.own_model import roomy
 from g2c_serving.lab.panel import Panel, slider
 from g2c_serving.lab.plots import BLACK, GREY, Blocks, fill
 
@@ -35,7 +36,7 @@ TABLES = 7  # the most sequences that the script has at a time
 
 def panel(lm: LanguageModel) -> Panel:
     """A slider over the steps of one real run."""
-    moments = record(lm)
+    moments = record(roomy(lm))
     controls = {"step": slider("Step", 1, len(moments), 16)}
     return Panel(_draw, lambda art, step: _update(art, moments[step - 1], step), controls)
 

@@ -18,6 +18,7 @@ from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import lanes, plots, workload
+from g2c_serving.lab.own_model import roomy
 from g2c_serving.lab.panel import Panel, stops
 from g2c_serving.lab.plots import Picture, line, source_note
 from g2c_serving.lab.workload import Arrival, Run
@@ -63,6 +64,7 @@ def longest_gap(run: Run) -> float:
 
 def measure(lm: LanguageModel) -> dict[int, Run]:
     """A run for each of MOST_TOKENS, after one to warm up."""
+    lm = roomy(lm)
     serve(lm)
     return {most: serve(lm, most) for most in MOST_TOKENS}
 
@@ -119,7 +121,7 @@ def _update(art: dict[str, Any], run: Run, most: int) -> str:
 def rules(lm: LanguageModel, model: CostModel, chunk: int = 64) -> tuple[dict[str, Run], float]:
     """Runs with the prompt whole, with fixed chunks, with a time budget; and that budget in ms:
     what a step with the first of the fixed chunks is predicted to take."""
-    context = DECODERS * (8 + ARRIVES)
+    lm, context = roomy(lm), DECODERS * (8 + ARRIVES)
     budget = model.decode_cost(DECODERS, context) + model.cost(chunk - DECODERS, 0)
     serve(lm)
     named = {

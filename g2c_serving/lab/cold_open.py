@@ -18,6 +18,7 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import lanes
 from g2c_serving.lab.one_user import OneUserModel, argmax, generate_cached
+from g2c_serving.lab.own_model import roomy
 from g2c_serving.lab.plots import (
     Picture,
     line,
@@ -120,6 +121,7 @@ def prefill_race(
     lm: LanguageModel, lengths: Sequence[int] = (8, 32, 128, 448), repeats: int = 2
 ) -> Picture:
     """One request's prompt, token by token through the loop and in one pass of the engine."""
+    lm = roomy(lm)
     model = OneUserModel(lm)
     by_loop, by_pass = [], []
     for n in lengths:

@@ -14,6 +14,7 @@ from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import plots
+from g2c_serving.lab.own_model import share
 from g2c_serving.lab.plots import Picture, fill, line, source_note
 from g2c_serving.lab.table import Table
 from g2c_serving.process.tokenizer import Part, Reserved
@@ -51,7 +52,9 @@ class Turn:
 
 def opening(lm: LanguageModel) -> list[int]:
     """The ids of the system's words, with which the conversation begins."""
-    return lm.tokenizer.encode_parts([Reserved("<|system|>"), f"\n{PREAMBLES[0]}\n"])
+    words = f"\n{PREAMBLES[0]}\n"
+    ids = lm.tokenizer.encode_parts([Reserved("<|system|>"), words])
+    return ids[: share(lm, 128)]
 
 
 def asked(lm: LanguageModel, question: str) -> list[int]:
@@ -63,15 +66,19 @@ def asked(lm: LanguageModel, question: str) -> list[int]:
 def params(lm: LanguageModel) -> SamplingParams:
     """Greedy, up to the end of the answer."""
     end = lm.tokenizer.reserved["<|end|>"]
-    return SamplingParams(max_tokens=40, temperature=0, stop_token_ids=(end,))
+    return SamplingParams(max_tokens=share(lm, 40), temperature=0, stop_token_ids=(end,))
 
 
 def talk(engine: Engine, questions: Sequence[str] = QUESTIONS) -> list[Turn]:
-    """Hold the conversation."""
-    ids, turns = opening(engine.lm), []
+    """Hold the conversation, as far as the model's context goes."""
+    lm, turns = engine.lm, []
+    ids, how = opening(lm), params(lm)
     for question in questions:
-        ids = ids + asked(engine.lm, question)
-        (out,) = engine.generate([ids], params(engine.lm))
+        ids = ids + asked(lm, question)
+        if len(ids) + how.max_tokens > lm.config.max_seq_len:
+            print(f"{lm.name} sees {lm.config.max_seq_len} tokens: the talk ends with that.")
+            break
+        (out,) = engine.generate([ids], how)
         turns.append(Turn(ids, question, out.text, out.num_cached_tokens))
         ids = ids + out.token_ids  # appended, not encoded again
     return turns

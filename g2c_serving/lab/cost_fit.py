@@ -22,6 +22,7 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import StepRecord
 from g2c_serving.lab import plots
+from g2c_serving.lab.own_model import roomy
 from g2c_serving.lab.panel import Panel, slider, stops
 from g2c_serving.lab.plots import Picture, line, source_note
 from g2c_serving.request import SamplingParams
@@ -51,6 +52,7 @@ class Fit:
 
 def fit(lm: LanguageModel, repeats: int = REPEATS) -> Fit:
     """Profile `lm` here and fit the cost model."""
+    lm = roomy(lm)
     times: dict[StepShape, list[float]] = defaultdict(list)
     for _ in range(repeats):
         for record in profile(lm):

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.lab.own_model import roomy
 from g2c_serving.lab.panel import Panel, stops
 from g2c_serving.lab.plots import Blocks, fill, source_note
 from g2c_serving.lab.workload import DryEngine
@@ -59,6 +60,7 @@ def expected_blocks(prompt: int, samples: int) -> int:
 
 def panel(lm: LanguageModel) -> Panel:
     """Blocks and computed tokens over the number of samples, shared and not."""
+    lm = roomy(lm)
     found: dict[tuple[int, int, bool], Cost] = {}
 
     def update(art: dict[str, Any], samples: int, prompt: int) -> str:

@@ -23,6 +23,7 @@ from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.model import ModelConfig
 from g2c_serving.lab import plots
+from g2c_serving.lab.own_model import roomy
 from g2c_serving.lab.plots import Picture, fill
 from g2c_serving.request import SamplingParams
 from g2c_serving.schedule.block_manager import BlockManager
@@ -66,7 +67,7 @@ def grown(caches: Sequence[Cache], keys: torch.Tensor, values: torch.Tensor) -> 
 
 def concatenate(shape: ModelConfig, tokens: Sequence[int], steps: int = STEPS) -> Growth:
     """Grow by concatenation. While a step makes the new caches, the old ones are there too."""
-    heads, d = shape.num_heads, shape.embedding_dim // shape.num_heads
+    heads, d = shape.num_kv_heads, shape.head_dim
     caches = [
         [(torch.zeros(heads, n, d), torch.zeros(heads, n, d)) for _ in range(shape.num_layers)]
         for n in tokens
@@ -89,7 +90,7 @@ def _bytes(caches: Sequence[Cache]) -> int:
 
 def append(shape: ModelConfig, tokens: Sequence[int], steps: int = STEPS) -> Growth:
     """Grow in pages: a slot for each new token, and one write a layer for all users."""
-    heads, d = shape.num_heads, shape.embedding_dim // shape.num_heads
+    heads, d = shape.num_kv_heads, shape.head_dim
     blocks = BlockManager(sum(-(-(n + steps) // BLOCK) for n in tokens), BLOCK)
     cache = KVCache(shape.num_layers, blocks.num_blocks, BLOCK, heads, d, 1)
     for user, n in enumerate(tokens):
@@ -126,7 +127,7 @@ def engine_step_ms(lm: LanguageModel, tokens: Sequence[int], steps: int = STEPS)
 
 def compare(lm: LanguageModel, users: int = USERS, steps: int = STEPS) -> Picture:
     """Both ways of growing, step by step, and what they hold at most."""
-    tokens = starts(users)
+    tokens, lm = starts(users), roomy(lm)
     concatenate(lm.config, tokens[:4], 4), append(lm.config, tokens[:4], 4)  # warm up
     by_cat, by_page = concatenate(lm.config, tokens, steps), append(lm.config, tokens, steps)
     step = engine_step_ms(lm, tokens, steps)

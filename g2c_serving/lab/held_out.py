@@ -10,7 +10,7 @@ import random
 import torch
 
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.train.batches import batch
+from g2c_serving.train.batches import batch, known
 from g2c_serving.train.corpus import document
 
 PROMPT = 24  # tokens
@@ -28,7 +28,7 @@ def held_out_prompts(lm: LanguageModel, count: int, seed: str = "held out") -> l
     rng = random.Random(seed)
     found: list[list[int]] = []
     while len(found) < count:
-        ids = lm.tokenizer.encode_parts(document(rng, 0.0))
+        ids = lm.tokenizer.encode_parts(known(lm.tokenizer, document(rng, 0.0)))
         if len(ids) > PROMPT:
             found.append(ids[:PROMPT])
     return found

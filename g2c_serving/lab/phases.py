@@ -19,6 +19,7 @@ from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import charts, plots
+from g2c_serving.lab.own_model import roomy
 from g2c_serving.lab.panel import Panel, choice, stops
 from g2c_serving.lab.plots import GREY, line, source_note
 from g2c_serving.lab.published import value
@@ -62,7 +63,7 @@ def measure(lm: LanguageModel, name: str = "", steps: int = 4) -> tuple[Curve, C
 
     steps: decode steps timed at each point. A small model's are short: take more, it is quieter.
     """
-    name = name or lm.name
+    name, lm = name or lm.name, roomy(lm)
     decode = decode_ms(lm, DECODE_ROWS, steps)
     prefill = prefill_ms(lm, PREFILL_TOKENS, max(2, steps // 2))
     return (

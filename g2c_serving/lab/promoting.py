@@ -48,7 +48,8 @@ def course_vocabulary(tokenizer: Tokenizer) -> Tokenizer:
     """The same merges behind the parent course's eight reserved names: such a vocabulary as a
     learner's own `tokenizer.json` of the course holds."""
     first, eight = 256 + len(tokenizer.reserved), 256 + len(COURSE_SPECIAL_TOKENS)
-    merges = [[i - first + eight if i >= first else i for i in merge] for merge in tokenizer.merges]
+    shift = eight - min([new for *_, new in tokenizer.merges], default=first)
+    merges = [[i + shift if i >= 256 else i for i in merge] for merge in tokenizer.merges]
     return Tokenizer(merges, COURSE_SPECIAL_TOKENS)
 
 

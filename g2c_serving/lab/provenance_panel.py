@@ -20,6 +20,7 @@ from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import provenance
+from g2c_serving.lab.own_model import roomy
 from g2c_serving.lab.panel import Panel, choice, text
 from g2c_serving.lab.plots import (
     BLACK,
@@ -166,7 +167,7 @@ def conversation(typed: str, as_: str = MESSAGE) -> Prompt:
 
 def answers(lm: LanguageModel, prompt: Prompt, engine: Engine | None = None) -> tuple[str, str]:
     """What the model says, greedily, to the prompt on the naive path and on ours."""
-    tokenizer, engine = lm.tokenizer, engine or Engine(lm)
+    tokenizer, engine = lm.tokenizer, engine or Engine(roomy(lm))
     end = [i for name, i in tokenizer.reserved.items() if name == "<|end|>"]
     params = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, stop_token_ids=end)
     ids = [encode_promoting(tokenizer, prompt.text), tokenizer.encode_parts(prompt)]
@@ -178,7 +179,7 @@ def answers(lm: LanguageModel, prompt: Prompt, engine: Engine | None = None) -> 
 def panel(lm: LanguageModel) -> Panel:
     """Type a message: its tokens on both paths, and what the model answers to each."""
 
-    engine = Engine(lm, EngineConfig(num_blocks=64))
+    engine = Engine(roomy(lm), EngineConfig(num_blocks=64))
 
     @lru_cache(64)
     def said(typed: str, as_: str) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import plots
+from g2c_serving.lab.own_model import share
 from g2c_serving.lab.plots import BLACK, Picture, line, source_note
 from g2c_serving.lab.table import Table
 from g2c_serving.output import RequestOutput
@@ -38,8 +39,8 @@ print(restart.visit(g.load("tiny"), sys.argv[1]))
 
 
 def context(lm: LanguageModel, tokens: int = CONTEXT) -> list[int]:
-    """The ids of a long text, cut to `tokens`."""
-    return lm.tokenizer.encode("\n".join(PREAMBLES))[:tokens]
+    """The ids of a long text, cut to `tokens` or to what fits into the model's context."""
+    return lm.tokenizer.encode("\n".join(PREAMBLES))[: min(tokens, share(lm, CONTEXT))]
 
 
 def prompt(lm: LanguageModel, tokens: int = CONTEXT) -> list[int]:
@@ -143,6 +144,7 @@ def crossing(lengths: Sequence[int], computed: Sequence[float], loaded: Sequence
 
 def picture(lm: LanguageModel, lengths: Sequence[int] = LENGTHS) -> Picture:
     """Both times over the length of the prefix, and where they cross."""
+    lengths = [n for n in lengths if n <= share(lm, CONTEXT)]
     serve(lm, context(lm, 64), None)  # warm up
     computed, loaded = times(lm, lengths)
     where = crossing(lengths, computed, loaded)

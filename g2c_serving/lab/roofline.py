@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.linear import Linear
 from g2c_serving.lab import phases, plots
+from g2c_serving.lab.own_model import roomy
 from g2c_serving.lab.panel import Panel, choice, stops
 from g2c_serving.lab.plots import line, source_note
 
@@ -81,15 +82,17 @@ def work(lm: LanguageModel, requests: int, new: int, cached: int = 0) -> Work:
     """A float32 step in which each of `requests` adds `new` tokens to `cached` ones.
 
     Linear layers: 2 operations a weight and token; the head only for each request's last token.
-    Attention: 4 * width operations a layer for each pair of a new token and one that it sees.
+    Attention: 4 operations a layer and number of a query, all heads, for each pair of a new token
+    and one that it sees.
     Bytes: every weight once, the cached keys and values once, the new ones written.
     """
     dim, vocab = lm.config.embedding_dim, lm.vocab_size
+    seen, stored = lm.config.attention_dim, lm.config.num_kv_heads * lm.config.head_dim
     linear = sum(w.numel() for name, w in lm.weights.items() if w.dim() == 2 and "blocks" in name)
     layers = sum(name.endswith("q_proj.W") for name in lm.weights)
     rows, pairs = requests * new, requests * (new * cached + new * (new + 1) / 2)
-    flops = 2 * rows * linear + 2 * requests * vocab * dim + 4 * layers * dim * pairs
-    kept = requests * (cached + new) * 2 * layers * dim
+    flops = 2 * rows * linear + 2 * requests * vocab * dim + 4 * layers * seen * pairs
+    kept = requests * (cached + new) * 2 * layers * stored
     return Work(flops, 4 * (linear + vocab * dim + kept))
 
 
@@ -114,6 +117,7 @@ class Points:
 
 def measure(lm: LanguageModel, steps: int = 4) -> Points:
     """Time `steps` real decode steps and half as many prefill steps at each point."""
+    lm = roomy(lm)
     decode = zip(DECODE, phases.decode_ms(lm, DECODE, steps), strict=True)
     prefill = zip(PREFILL, phases.prefill_ms(lm, PREFILL, max(2, steps // 2)), strict=True)
     return Points(

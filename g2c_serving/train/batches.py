@@ -9,11 +9,12 @@ so a run that is resumed sees what it would have seen.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from g2c_serving.process.tokenizer import Tokenizer
+from g2c_serving.process.tokenizer import Part, Reserved, Tokenizer
 from g2c_serving.train.corpus import document
 
 
@@ -35,6 +36,13 @@ def batch(
     return torch.tensor(packed)
 
 
+def known(tokenizer: Tokenizer, parts: Iterable[Part]) -> list[Part]:
+    """The parts without the reserved tokens that a tokenizer lacks: the parent course's has no
+    `<think>`."""
+    names = tokenizer.reserved
+    return [part for part in parts if not isinstance(part, Reserved) or part.name in names]
+
+
 def _row(
     rng: random.Random, tokenizer: Tokenizer, waiting: list[list[int]], size: int, drills: float
 ) -> list[int]:
@@ -42,7 +50,7 @@ def _row(
     row: list[int] = []
     while len(row) < size:
         while len(waiting) < 16:
-            waiting.append(tokenizer.encode_parts(document(rng, drills)))
+            waiting.append(tokenizer.encode_parts(known(tokenizer, document(rng, drills))))
         fits = (i for i, ids in enumerate(waiting) if len(row) + len(ids) <= size)
         row += waiting.pop(next(fits, 0))
     return row[:size]
