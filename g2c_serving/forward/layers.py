@@ -51,18 +51,19 @@ class Attention:
         turn: Turn | None,
     ) -> torch.Tensor:
         """What the tokens (N, (H + 2 * K) * d) see, (N, H * d), before the output projection."""
-        queries, pairs = self.num_heads, self.num_kv_heads
-        heads = qkv.view(qkv.shape[0], queries + 2 * pairs, -1)  # (N, H + 2 * K, d)
-        v = heads[:, queries + pairs :]  # (N, K, d)
-        if turn is not None:
-            heads = turn(heads[:, : queries + pairs])
-        q, k = heads[:, :queries], heads[:, queries : queries + pairs]  # (N, H, d), (N, K, d)
+        h, k = self.num_heads, self.num_kv_heads
+        heads = qkv.view(qkv.shape[0], h + 2 * k, -1)  # (N, H + 2 * K, d)
+        if turn is None:
+            queries, keys, values = heads.split((h, k, k), dim=1)  # (N, H, d), (N, K, d) twice
+        else:
+            turned, values = heads.split((h + k, k), dim=1)
+            queries, keys = turn(turned).split((h, k), dim=1)
         if self.windowed or batch.new_rows is None:
-            cache.write(self.layer, batch.slots, k, v)
+            cache.write(self.layer, batch.slots, keys, values)
         else:
             new = batch.new_rows
-            cache.write(self.layer, batch.slots[new], k[new], v[new])
-        return numerics.attend(q, self.layer, cache, plan)  # (N, H * d)
+            cache.write(self.layer, batch.slots[new], keys[new], values[new])
+        return numerics.attend(queries, self.layer, cache, plan)  # (N, H * d)
 
 
 class Block:
