@@ -175,6 +175,15 @@ def damaged(folder: Path, content: object) -> str:
     return said
 
 
+@pytest.mark.parametrize("layers", [10_000, 10**8, 10**400])
+def test_more_layers_than_there_are(tmp_path, layers):
+    folder = mini(tmp_path)
+    sizes = {"vocab_size": 300, "model_config": MINI.model_config | {"num_layers": layers}}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    said = refusal(folder)
+    assert ("from 1 to 10000" if layers > 10_000 else "config.json says 10000") in said
+
+
 def test_weights_that_are_not_those_of_the_sizes(tmp_path):
     folder, tensors = mini(tmp_path), course_files.params(MINI)
     assert "36 tensors, 2 layers ask for 37" in damaged(folder, {"params": tensors[:-1]})

@@ -71,6 +71,8 @@ def refuse(folder: Path, *words: str, error: type[Exception] = ValueError) -> No
         ({"hidden_size": None}, ["no hidden_size"]),
         ({"num_hidden_layers": 2.5}, ["num_hidden_layers=2.5", "integer"]),
         ({"num_hidden_layers": "3"}, ["num_hidden_layers='3'"]),
+        ({"num_hidden_layers": 10**7}, ["num_hidden_layers=10000000", "from 1 to 10000"]),
+        ({"num_hidden_layers": 10**400}, ["num_hidden_layers=1000", "from 1 to 10000"]),
         ({"vocab_size": 0}, ["vocab_size=0"]),
         ({"max_position_embeddings": -1}, ["max_position_embeddings=-1"]),
         ({"num_key_value_heads": 4}, ["num_kv_heads=4 must divide num_heads=6"]),
@@ -107,6 +109,7 @@ def test_a_config_that_is_not_served(llama, fields, words):
         ({"add_cross_attention": True}, ["add_cross_attention=True"]),
         ({"activation_function": "relu"}, ["activation_function='relu'", "gelu_new"]),
         ({"n_positions": None}, ["no n_positions"]),
+        ({"n_layer": 10**9}, ["n_layer=1000000000", "from 1 to 10000"]),
         ({"n_head": 7}, ["num_heads=7 must divide embedding_dim=48"]),
     ],
 )
@@ -163,6 +166,12 @@ def test_the_config_of_another_model(llama):
 
 def test_fewer_layers_than_there_are(llama):
     refuse(change(llama, num_hidden_layers=2), "9 tensors", "no place for", "model.layers.2.")
+
+
+def test_more_layers_than_there_are(llama, gpt2):
+    """The most that are let through are looked for in a moment."""
+    refuse(change(llama, num_hidden_layers=10_000), "no tensor model.layers.3.")
+    refuse(change(gpt2, n_layer=10_000), "no tensor transformer.h.3.")
 
 
 def test_a_part_that_is_not_served(llama):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from g2c_serving.checks import as_int
-from g2c_serving.forward.model_config import ModelConfig
+from g2c_serving.forward.model_config import MOST_LAYERS, ModelConfig
 from g2c_serving.forward.rotary import SCALINGS, Rotary
 
 Fields = Mapping[str, Any]
@@ -78,10 +78,10 @@ def _refuse(fields: Fields) -> None:
             raise ValueError(f"it has {name}={found!r}, expected {value!r}, all that is done here")
 
 
-def _size(fields: Fields, name: str) -> int:
+def _size(fields: Fields, name: str, most: int | None = None) -> int:
     if fields.get(name) is None:
         raise ValueError(f"it has no {name}; copy config.json again")
-    return as_int(name, fields[name], 1)
+    return as_int(name, fields[name], 1, most)
 
 
 def _activation(fields: Fields, name: str, default: str) -> str:
@@ -96,7 +96,7 @@ def _gpt2(fields: Fields) -> ModelConfig:
     return ModelConfig(
         vocab_size=_size(fields, "vocab_size"),
         embedding_dim=dim,
-        num_layers=_size(fields, "n_layer"),
+        num_layers=_size(fields, "n_layer", MOST_LAYERS),
         num_heads=_size(fields, "n_head"),
         max_seq_len=_size(fields, "n_positions"),
         hidden_dim=fields.get("n_inner") or 4 * dim,
@@ -106,7 +106,7 @@ def _gpt2(fields: Fields) -> ModelConfig:
 
 
 def _llama(kind: str, fields: Fields) -> ModelConfig:
-    layers = _size(fields, "num_hidden_layers")
+    layers = _size(fields, "num_hidden_layers", MOST_LAYERS)
     context = _size(fields, "max_position_embeddings")
     window, window_layers = _windows(kind, fields, layers)
     if window >= context:  # it never hides anything

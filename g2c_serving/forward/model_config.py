@@ -13,6 +13,7 @@ from g2c_serving.forward.linear import ACTIVATIONS
 from g2c_serving.forward.rotary import Rotary
 
 NORMS = ("layer", "rms")
+MOST_LAYERS = 10_000  # a file that says more is damaged, and a list of them would fill the memory
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,9 @@ class ModelConfig:
     rotary         how queries and keys are turned by their positions; None: learned positions,
                    added to the token's embedding
 
-    ValueError for a size that is no positive integer, heads that do not divide what they must, a
-    window without layers or layers without a window, and a shape that is not known.
+    ValueError for a size that is no positive integer, more layers than MOST_LAYERS, heads that do
+    not divide what they must, a window without layers or layers without a window, and a shape that
+    is not known.
     """
 
     vocab_size: int
@@ -52,7 +54,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for size in fields(self):
             if size.default is MISSING:
-                as_int(size.name, getattr(self, size.name), 1)
+                most = MOST_LAYERS if size.name == "num_layers" else None
+                as_int(size.name, getattr(self, size.name), 1, most)
         self._check_heads()
         self._check_window()
         self._check_shape()
