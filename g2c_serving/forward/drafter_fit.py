@@ -65,7 +65,7 @@ def _check(drafter: LanguageModel, lm: LanguageModel) -> None:
         raise ValueError(
             f"drafter {drafter.name!r} has another tokenizer than {lm.name!r}: token {differs} is "
             f"{ours.token_bytes(differs)!r} there and {theirs.token_bytes(differs)!r} here. They "
-            "must share one: choose a smaller model of the same family"
+            "must share one: choose a smaller model of the same family, or the model itself"
         )
 
 
