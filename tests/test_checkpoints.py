@@ -203,6 +203,14 @@ def test_other_kinds_of_model_are_refused():
         g.load(half, tokenizer=live_tokenizer())
 
 
+@pytest.mark.parametrize("change", [{"dtype": torch.float8_e4m3fn}, {"device": "meta"}])
+def test_weights_that_are_no_numbers_we_serve_are_refused(change):
+    model = live_model(course_params())
+    model.ln_final.gamma = model.ln_final.gamma.detach().to(**change)
+    with pytest.raises(ValueError, match="ln_final.gamma does not hold floating-point numbers of"):
+        g.load(model, tokenizer=live_tokenizer())
+
+
 def test_what_the_courses_own_loader_returns_is_taken():
     """Its model with its tokenizer, under its name; an SFT model ends a turn. Right values: the
     same model by itself."""

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+import transformers
 from hugging_faces import CONTEXT, SHAPES, logits, saved
 from test_model import CHUNKS, DECODE, ONE_GO, PREFILL_THEN_DECODE, through_pages
 
@@ -133,6 +134,25 @@ def test_the_inner_model_alone(tmp_path):
     model.transformer.save_pretrained(tmp_path / "inner", state_dict=inner)
     whole, alone = g.load(tmp_path / "whole"), g.load(tmp_path / "inner")
     assert whole.fingerprint == alone.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
+@pytest.mark.parametrize("differs", [True, False])
+def test_a_head_of_its_own_that_the_config_says_is_tied(kind, differs, tmp_path):
+    """The file has both. Right values: transformers, which ties them where they are equal alone."""
+    model = saved(tmp_path, kind, tie_word_embeddings=False)
+    if not differs:
+        embedding = model.get_input_embeddings().weight.detach()
+        model.lm_head.weight = torch.nn.Parameter(embedding.clone())
+        model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    lm, text = g.load(tmp_path), ids_of(20)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(theirs, text), logits(model, text))
+    expected = logits(theirs, text)
+    torch.testing.assert_close(logits_of(lm.model, [text])[0], expected, rtol=0, atol=2e-4)
+    assert ("head.W" in lm.weights) == differs
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])

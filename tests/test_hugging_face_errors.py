@@ -194,8 +194,17 @@ def test_quantised_tensors(llama):
     refuse(llama, name, "I8", "'BF16'", "quantised")
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.embed_tokens.weight"])
+def test_weights_that_are_no_floats(llama, name, dtype):
+    """Masks may be stored in such types, weights not, though a model could run with them."""
+    rewrite(llama, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    refuse(llama, f"{name} in", "is stored as", "'BF16'")
+
+
 def test_masks_and_speeds_in_old_files_are_left_alone(llama):
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    extra["model.layers.1.attn.bias"] = torch.ones(1, 1, 4, 4, dtype=torch.bool)
     before = g.load(llama).fingerprint
     rewrite(llama, lambda tensors: tensors.update(extra))
     assert g.load(llama).fingerprint == before

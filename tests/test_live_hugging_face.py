@@ -81,6 +81,20 @@ def test_an_architecture_that_is_not_ours_is_refused():
         g.load(adapter)
 
 
+def test_weights_that_are_no_numbers_we_serve_are_refused():
+    with pytest.raises(ValueError, match=r"stored as torch.float8_e4m3fn, expected one of .*BF16"):
+        g.load(model("llama").to(torch.float8_e4m3fn))
+    with pytest.raises(ValueError, match=r"no numbers in .*model.embed_tokens.weight.* meta dev"):
+        g.load(model("llama").to("meta"))
+
+
+def test_a_live_model_with_a_head_of_its_own_that_its_config_says_is_tied():
+    inner = model("qwen2")
+    assert "head.W" not in g.load(inner).weights
+    inner.lm_head.weight = torch.nn.Parameter(torch.randn(420, 32))
+    assert served(g.load(inner)) == greedy(inner)
+
+
 def test_a_tokenizer_in_any_of_its_wrappings(tmp_path):
     """Right values: the ids of the bare one."""
     theirs, inner = gpt2(), model("gpt2")

@@ -6,7 +6,7 @@ is mapped when it is asked for and unmapped when nobody holds it any more, so lo
 more memory than the tensors that are in use. What is held is mapped still: while it is, do not
 write over its file (a new file in its place does no harm).
 
-Left out: pytorch_model.bin, which is pickled Python; quantised tensors.
+Left out: pytorch_model.bin, which is pickled Python.
 """
 
 from __future__ import annotations
@@ -20,17 +20,23 @@ import safetensors
 import torch
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-DTYPES = ("F32", "F16", "BF16", "F64")  # in which numbers may lie in a file
+DTYPES = {  # in which numbers may lie in a file
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+}
 AGAIN = "copy the whole folder again"
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies, and its shape."""
+    """Where a tensor lies, its shape, and its type as the file calls it."""
 
     path: Path
     name: str
     shape: tuple[int, ...]
+    dtype: str
 
     def read(self) -> torch.Tensor:
         """The tensor, mapped. It may be written to: that changes the copy in memory alone."""
@@ -95,20 +101,13 @@ def _open(path: Path) -> dict[str, Stored]:
     try:
         with safetensors.safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            dtypes = {name: part.get_dtype() for name, part in slices.items()}
-            stored = {
-                name: Stored(path, name, tuple(part.get_shape())) for name, part in slices.items()
+            return {
+                name: Stored(path, name, tuple(part.get_shape()), part.get_dtype())
+                for name, part in slices.items()
             }
     except Exception as err:  # a damaged file fails in as many ways as it can be damaged
         size = path.stat().st_size
         raise ValueError(f"{path}, of {size:,} bytes, is damaged ({err}); {AGAIN}") from err
-    for name, dtype in dtypes.items():
-        if dtype not in DTYPES and dtype not in ("BOOL", "U8"):  # those are masks, in old files
-            raise ValueError(
-                f"{name} in {path} is stored as {dtype}, expected one of {list(DTYPES)}: quantised "
-                "checkpoints are not served; take the model in bfloat16 or float32"
-            )
-    return stored
 
 
 def _no_weights(folder: Path) -> str:

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from g2c_serving.forward.checkpoint_files import AGAIN, Stored, find_tensors
+from g2c_serving.forward.checkpoint_files import AGAIN, DTYPES, Stored, find_tensors
 from g2c_serving.forward.model_config import ModelConfig
 
 TIED = {"gpt2": True, "llama": False, "mistral": False, "qwen2": False}  # where nothing is said
 INNER = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "qwen2": "model."}
+HEAD = "lm_head.weight"
 # In old files, without being weights: masks, and what rotary positions are computed from.
 IGNORED = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 
@@ -71,17 +72,18 @@ def find_weights(
     FileNotFoundError or ValueError name the file or the tensor, and the remedy.
     """
     kind, stored = fields["model_type"], find_tensors(folder) if stored is None else stored
+    _check_types(stored)
     wanted = list(_gpt2(config) if kind == "gpt2" else _llama(config, kind, fields))
     whole = any(name.startswith(INNER[kind]) for name in stored)  # not saved without its head
     if whole:
         wanted = [replace(w, theirs=INNER[kind] + w.theirs) for w in wanted]
     tied = fields.get("tie_word_embeddings", TIED[kind])
-    if not tied:
+    if not tied or _has_other_head(wanted[0], stored):
         shape = config.vocab_size, config.embedding_dim
-        wanted.append(Wanted("head.W", "lm_head.weight", shape, transposed=True))
+        wanted.append(Wanted("head.W", HEAD, shape, transposed=True))
     for w in wanted:
         _check(folder, w, stored)
-    others = stored.keys() - {w.theirs for w in wanted} - ({"lm_head.weight"} if tied else set())
+    others = stored.keys() - {w.theirs for w in wanted} - ({HEAD} if tied else set())
     if others := {name for name in others if not IGNORED.search(name)}:
         raise ValueError(
             f"{folder} has {len(others)} tensors that a {kind} of its config.json has no place for "
@@ -89,6 +91,26 @@ def find_weights(
             f"together, or the model has parts that are not served; {AGAIN}"
         )
     return HuggingFaceWeights({w.ours: w for w in wanted}, stored)
+
+
+def _has_other_head(embedding: Wanted, stored: Mapping[str, Stored]) -> bool:
+    """Whether there is a head that is not the token embedding, whatever config.json says: then it
+    is the one that the model was saved with, and transformers takes it too."""
+    if HEAD not in stored or embedding.theirs not in stored:
+        return False
+    head, table = stored[HEAD], stored[embedding.theirs]
+    same = (head.shape, head.dtype) == (table.shape, table.dtype)
+    return not (same and torch.equal(head.read(), table.read()))
+
+
+def _check_types(stored: Mapping[str, Stored]) -> None:
+    for name, found in stored.items():
+        if found.dtype not in DTYPES and not IGNORED.search(name):
+            raise ValueError(
+                f"{name} in {found.path} is stored as {found.dtype}, expected one of "
+                f"{list(DTYPES)}: quantised checkpoints are not served; take the model in bfloat16 "
+                "or float32"
+            )
 
 
 def _check(folder: Path, wanted: Wanted, stored: Mapping[str, Stored]) -> None:

@@ -17,6 +17,8 @@ import torch
 from g2c_serving.forward.model import ModelConfig, Transformer
 from g2c_serving.process.tokenizer import Tokenizer
 
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
 
 @dataclass(frozen=True, eq=False)
 class LanguageModel:
@@ -105,8 +107,8 @@ def checked(
     ours = {}
     for name, shape in shapes.items():
         tensor = tensors[name]
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-            raise ValueError(f"{name} does not hold floating-point numbers")
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in FLOATS or tensor.is_meta:
+            raise ValueError(f"{name} does not hold floating-point numbers of 16 bits or more")
         if not tensor.isfinite().all():
             count = int((~tensor.isfinite()).sum())
             raise ValueError(f"{name} does not hold finite numbers alone: {count} are inf or nan")

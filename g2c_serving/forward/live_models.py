@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from g2c_serving.forward.checkpoint_files import DTYPES
 from g2c_serving.forward.course_artifacts import is_chat_model
 from g2c_serving.forward.hugging_face import end_ids
 from g2c_serving.forward.hugging_face_config import model_config
@@ -40,6 +41,11 @@ class Held:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> str:
+        found = self.tensor.dtype
+        return next((name for name, kind in DTYPES.items() if kind == found), str(found))
 
     def read(self) -> torch.Tensor:
         return self.tensor
@@ -87,6 +93,11 @@ def _hugging_face_model(model: torch.nn.Module, tokenizer: Any) -> LanguageModel
     fields: Mapping[str, Any] = settings.to_dict()
     config = model_config(where, fields)
     held: Any = {name: Held(str(where), w) for name, w in model.state_dict().items()}
+    if empty := [name for name, one in held.items() if one.tensor.is_meta]:
+        raise ValueError(
+            f"{where} has no numbers in {len(empty)} of its tensors ({empty[0]} for one): they are "
+            "on torch's meta device. Load its weights, then load it here"
+        )
     found = find_weights(where, config, fields, held)
     weights = {name: w.detach().to("cpu", copy=True).contiguous() for name, w in found.items()}
     ours: Tokenizer = NoTokenizer(where, config.vocab_size)
