@@ -1,9 +1,9 @@
 """A client of any server that speaks OpenAI's completions, with the standard library alone.
 
 One call is one request to `/v1/completions` with `stream=true`; what is kept of it is the text and
-when each piece of it came. Nothing here raises for one request's failure: the reply says what went
-wrong, and the others go on. A key, where the server wants one, is taken from the environment
-variable OPENAI_API_KEY and is sent to that server alone.
+when each piece of it came (`openai_stream.py` reads it, and trusts nobody). Nothing here raises for
+one request's failure: the reply says what went wrong, and the others go on. A key, where the server
+wants one, is taken from the environment variable OPENAI_API_KEY and is sent to that server alone.
 
 Left out: retries, which would hide what is measured; the chat interface, whose template is the
 server's.
@@ -13,20 +13,26 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
+import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-KEY = "OPENAI_API_KEY"
-MOST_WORDS = 300  # characters of a server's own message
+from g2c_serving.lab.openai_stream import (
+    KEY,
+    MOST_LINE,
+    Seen,
+    ServerError,
+    key,
+    message_of,
+    read,
+)
 
-
-class ServerError(RuntimeError):
-    """The server cannot be used, or a request failed; the message says why and what helps."""
+__all__ = ["KEY", "Reply", "Server", "ServerError"]
 
 
 @dataclass(frozen=True)
@@ -52,12 +58,14 @@ class Server:
     """One server and one of its models.
 
     timeout     seconds without a byte until a request fails
+    deadline    seconds until it fails whatever comes: a server may send comments for ever
     ignore_eos  ask for answers of full length: vLLM, SGLang and ours know that, OpenAI does not
     """
 
     url: str
     model: str
     timeout: float = 60.0
+    deadline: float = 600.0
     ignore_eos: bool = True
 
     @classmethod
@@ -78,10 +86,11 @@ class Server:
         """The names of the models that it serves."""
         with self._ask("GET", "/models") as response:
             try:
-                return [str(model["id"]) for model in json.load(response)["data"]]
-            except (ValueError, KeyError, TypeError) as err:
+                found = json.loads(response.read(MOST_LINE))
+                return [str(model["id"]) for model in found["data"]]
+            except (ValueError, KeyError, TypeError, RecursionError) as err:
                 raise ServerError(f"{self.url}/models is no list of models ({err!r}): is that the "
-                                  "address of an OpenAI-compatible server?") from err  # fmt: skip
+                                  "address of an OpenAI-compatible server?") from None  # fmt: skip
 
     def complete(self, prompt: str, max_tokens: int) -> Reply:
         """Stream one greedy completion to its end, or to what ends it."""
@@ -95,10 +104,10 @@ class Server:
         }
         if self.ignore_eos:
             body["ignore_eos"] = True
-        sent, seen = time.perf_counter(), _Seen()
+        sent, seen = time.perf_counter(), Seen()
         try:
             with self._ask("POST", "/completions", body) as response:
-                _read(response, sent, seen)
+                read(response, sent, seen)
         except ServerError as err:
             seen.error = str(err)
         return Reply(
@@ -110,34 +119,46 @@ class Server:
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        """An open response with status 200; everything else is a ServerError."""
+        """An open response with status 200; everything else is a ServerError, also what goes wrong
+        while it is read."""
         scheme, host, port, base = _split(self.url)
         kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
-        connection = kind(host, port, timeout=self.timeout)
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY):
-            headers["Authorization"] = f"Bearer {key}"
-        try:
-            content = None if body is None else json.dumps(body)
-            connection.request(method, base + path, content, headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise ServerError(self._refusal(path, response))
-            yield response
-        except TimeoutError as err:
-            raise ServerError(f"{self.url}: nothing came for {self.timeout:g} s") from err
-        except ConnectionRefusedError as err:
-            raise ServerError(
+        headers, secret = {"Content-Type": "application/json"}, key()
+        if secret:
+            headers["Authorization"] = f"Bearer {secret}"
+        is_late = threading.Event()
+        with ExitStack() as stack:
+            try:
+                connection = kind(host, port, timeout=self.timeout)
+                stack.callback(connection.close)
+                connection.connect()
+                stack.enter_context(_cut_after(self.deadline, connection.sock, is_late))
+                content = None if body is None else json.dumps(body)
+                connection.request(method, base + path, content, headers)
+                response = connection.getresponse()
+                if response.status != 200:
+                    raise ServerError(self._refusal(path, response))
+                yield response
+            except Exception as err:  # its words may be the server's: they are not repeated raw
+                raise self._failure(err, is_late.is_set()) from None
+
+    def _failure(self, err: Exception, is_late: bool) -> ServerError:
+        """What went wrong, as this module says it."""
+        if is_late:
+            return ServerError(f"{self.url}: the answer was not over after {self.deadline:g} s")
+        if isinstance(err, ServerError):
+            return err
+        if isinstance(err, TimeoutError):
+            return ServerError(f"{self.url}: nothing came for {self.timeout:g} s")
+        if isinstance(err, ConnectionRefusedError):
+            return ServerError(
                 f"nobody listens at {self.url}: is the server up, and is that its port?"
-            ) from err
-        except (OSError, http.client.HTTPException) as err:
-            raise ServerError(f"{self.url} cannot be reached: {err or type(err).__name__}") from err
-        finally:
-            connection.close()
+            )
+        return ServerError(f"{self.url} cannot be reached: {err or type(err).__name__}")
 
     def _refusal(self, path: str, response: http.client.HTTPResponse) -> str:
         """What a status other than 200 means, in the server's words where it has some."""
-        words = _message(response.read(65_536))
+        words = message_of(response.read(65_536))
         said = f"{self.url}{path} answers {response.status} {response.reason}"
         if words:
             said += f": {words}"
@@ -150,72 +171,38 @@ class Server:
         return said
 
 
-@dataclass
-class _Seen:
-    """A stream so far."""
+@contextmanager
+def _cut_after(seconds: float, sock: socket.socket, is_late: threading.Event) -> Iterator[None]:
+    """Within the block: after that time whoever reads from the socket finds it at its end. A limit
+    between two bytes alone is none."""
 
-    pieces: list[str] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    tokens: int = 0
-    reason: str | None = None
-    error: str | None = None
+    def cut() -> None:
+        is_late.set()
+        with suppress(OSError):  # it is closed already
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # of TLS too: it is not ours to end
 
-
-def _read(response: http.client.HTTPResponse, sent: float, seen: _Seen) -> None:
-    """The events of a stream, each a line `data: {...}`; `data: [DONE]` is the last. ServerError
-    for a stream that was cut, or is none."""
+    timer = threading.Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
     try:
-        for line in _lines(response):
-            if line == "[DONE]":
-                return
-            _take(json.loads(line), time.perf_counter() - sent, seen)
-    except http.client.IncompleteRead:
-        pass
-    except (ValueError, TypeError, AttributeError) as err:
-        raise ServerError(f"an event of the stream is none of OpenAI's interface: {err}") from err
-    if seen.reason is None:
-        raise ServerError(f"the stream was cut after {len(seen.times)} pieces, without an end")
-
-
-def _take(event: dict[str, Any], now: float, seen: _Seen) -> None:
-    if "error" in event:
-        raise ServerError(f"the server ended the stream: {_message(json.dumps(event).encode())}")
-    seen.tokens = (event.get("usage") or {}).get("completion_tokens", seen.tokens)
-    for choice in event.get("choices") or ():
-        seen.reason = choice.get("finish_reason") or seen.reason
-        if choice.get("text") or not choice.get("finish_reason"):
-            seen.pieces.append(choice.get("text") or "")
-            seen.times.append(now)
-
-
-def _lines(response: http.client.HTTPResponse) -> Iterator[str]:
-    """The contents of the events; comments, blank lines and other fields are skipped."""
-    while line := response.readline():
-        text = line.decode("utf-8", "replace").strip()
-        if text.startswith("data:"):
-            yield text.removeprefix("data:").strip()
-
-
-def _message(content: bytes) -> str:
-    """The words of an error's body: OpenAI's form, a simpler one, or nothing."""
-    try:
-        found = json.loads(content)
-        error = found.get("error", found)
-        words = error if isinstance(error, str) else error.get("message") or error.get("detail")
-        return str(words or "")[:MOST_WORDS]
-    except (ValueError, AttributeError):
-        return ""
+        yield
+    finally:
+        timer.cancel()
 
 
 def _split(url: str) -> tuple[str, str, int | None, str]:
-    """Scheme, host, port and path. ServerError for what is no such address."""
+    """Scheme, host, port and path. ServerError for what is no such address, without repeating what
+    may be a key."""
     try:
         parts = urlsplit(url)
+    except ValueError:
+        raise ServerError("that is no address: write it as http://host:port/v1") from None
+    if "@" in (parts.netloc or url) or parts.query or parts.fragment:
+        raise ServerError(f"an address is http://host:port/v1 alone; a key belongs in {KEY}")
+    try:
         port = parts.port
     except ValueError as err:
         raise ServerError(f"{url!r} is no address: {err}") from err
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ServerError(f"{url!r} is no address: write it as http://host:port/v1")
-    if parts.username or parts.query or parts.fragment:
-        raise ServerError(f"an address is http://host:port/v1 alone; a key belongs in {KEY}")
     return parts.scheme, parts.hostname, port, parts.path.rstrip("/")
