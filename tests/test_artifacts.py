@@ -155,9 +155,17 @@ def test_a_tokenizer_that_lies_elsewhere(tmp_path):
     assert str(path) in refusal(folder) and "git checkout" not in refusal(folder)
     (folder / "manifest.json").write_text(json.dumps({"vocab_size": 300}))
     assert "names no tokenizer_artifact" in refusal(folder)
-    manifest = {"vocab_size": 300, "tokenizer_artifact": "../tokenizers/Other"}
+
+
+@pytest.mark.parametrize(
+    "name", ["../tokenizers/Other", "..", ".", "", "a\\b", "C:x", "x" * 5000, 5, None, ["Other"]]
+)
+def test_a_tokenizer_is_named_not_pointed_to(tmp_path, name):
+    folder = mini(tmp_path)
+    course_files.write_tokenizer(tmp_path, "Other", 400)
+    manifest = {"vocab_size": 300, "tokenizer_artifact": name}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert "is missing" in refusal(folder)  # a name, not a path
+    assert f"names no tokenizer_artifact: found {name!r}" in refusal(folder)
 
 
 @pytest.mark.parametrize("size", [299, 264])
@@ -173,6 +181,29 @@ def damaged(folder: Path, content: object) -> str:
     said = refusal(folder)
     assert f"{folder / 'model.pt'} is damaged" in said and "save the artifact again" in said
     return said
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("gated", True), ("norm", "rms"), ("rotary", {}), ("num_kv_heads", 1), ("dropout", 0.1)],
+)
+def test_a_shape_that_the_course_does_not_have(tmp_path, field, value):
+    """Its list of tensors says which is which by their order alone."""
+    folder = mini(tmp_path)
+    sizes = {"vocab_size": 300, "model_config": MINI.model_config | {field: value}}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    said = refusal(folder)
+    assert f"model_config has ['{field}']" in said and str(folder / "config.json") in said
+
+
+@pytest.mark.parametrize("file", ["config.json", "manifest.json", "tokenizer.json"])
+def test_json_that_is_nested_too_deeply(tmp_path, file):
+    folder = mini(tmp_path)
+    named = tmp_path / "tokenizers" / "StoryTokenizer" / file
+    path = named if file == "tokenizer.json" else folder / file
+    path.write_text('{"a": ' + "[" * 200_000)
+    said = refusal(folder)
+    assert f"{path} is damaged" in said
 
 
 @pytest.mark.parametrize("layers", [10_000, 10**8, 10**400])

@@ -55,9 +55,16 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__}, expected an object")
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise ValueError(f"{path} is damaged ({err}); {AGAIN}") from err
     return content
+
+
+def is_file_name(name: object) -> bool:
+    """Whether it is the name of something in a folder, on every system: no path to elsewhere."""
+    if not isinstance(name, str) or name in ("", ".", ".."):
+        return False
+    return len(name) <= 255 and not set(name) & set("/\\:\0")
 
 
 def find_tensors(folder: Path) -> dict[str, Stored]:
@@ -89,7 +96,7 @@ def _read_index(folder: Path) -> dict[str, str]:
     """The file of each tensor."""
     shard_of = read_json(folder / INDEX).get("weight_map")
     named = shard_of.items() if isinstance(shard_of, dict) else ()
-    if not named or not all(isinstance(f, str) and Path(f).name == f for _, f in named):
+    if not named or not all(is_file_name(file) for _, file in named):
         raise ValueError(
             f"{folder / INDEX} is damaged: expected a weight_map from tensors to files beside it; "
             f"{AGAIN}"

@@ -23,6 +23,7 @@ import safetensors.torch
 import torch
 
 from g2c_serving.forward import hugging_face
+from g2c_serving.forward.checkpoint_files import is_file_name
 from g2c_serving.forward.language_model import (
     LanguageModel,
     checked,
@@ -35,6 +36,9 @@ from g2c_serving.paths import DATA
 from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
 from g2c_serving.process.tokenizer import Tokenizer
 
+# The course's own, and what tells our window model apart.
+SIZES = ("embedding_dim", "num_layers", "num_heads", "max_seq_len", "hidden_dim")
+SIZES += ("window", "window_layers")
 BASE_LM = "huggingface_causal_lm"  # the manifest's `kind` of a BaseLM
 
 
@@ -45,8 +49,11 @@ def load_folder(folder: Path) -> LanguageModel:
     content = _read_json(folder, "config.json")
     vocab_size: Any = content.get("vocab_size", manifest.get("vocab_size"))
     try:
-        config = ModelConfig(vocab_size=vocab_size, **content["model_config"])
-    except (KeyError, TypeError, ValueError) as err:
+        sizes = content["model_config"]
+        if others := sorted(sizes.keys() - set(SIZES)):
+            raise ValueError(f"model_config has {others}, which the course's models do not have")
+        config = ModelConfig(vocab_size=vocab_size, **sizes)
+    except (AttributeError, KeyError, TypeError, ValueError) as err:
         raise ValueError(
             f"{folder / 'config.json'} is damaged ({err!r}); {_remedy(folder)}"
         ) from err
@@ -102,7 +109,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("not a JSON object")
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise ValueError(f"{path} is damaged ({err}); {_remedy(folder)}") from err
     return content
 
@@ -110,12 +117,15 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
 def _load_tokenizer(folder: Path, manifest: Mapping[str, Any], vocab_size: int) -> Tokenizer:
     """The tokenizer that the manifest names, cut to the model's vocabulary."""
     name, says = manifest.get("tokenizer_artifact"), folder / "manifest.json"
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"{says} names no tokenizer_artifact; {_remedy(folder)}")
+    if not isinstance(name, str) or not is_file_name(name):
+        raise ValueError(
+            f"{says} names no tokenizer_artifact: found {name!r}, expected the name of a folder "
+            f"in tokenizers/; {_remedy(folder)}"
+        )
     homes = [place.parent.parent / "tokenizers" for place in (folder, folder.resolve())]
     paths = [home / name / "tokenizer.json" for home in homes]
     path = next((path for path in paths if path.is_file()), paths[0])
-    if Path(name).name != name or not path.is_file():
+    if not path.is_file():
         there = sorted(p.parent.name for p in homes[0].glob("*/tokenizer.json"))
         raise FileNotFoundError(
             f"{path} is missing: {says} names the tokenizer {name!r}, and {homes[0]} has {there}. "

@@ -30,7 +30,7 @@ def is_hugging_face(folder: Path) -> bool:
     in its config.json."""
     try:
         fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         fields = None
     if isinstance(fields, dict):
         return "model_type" in fields or "architectures" in fields

@@ -30,7 +30,7 @@ def read(path: Path) -> tuple[list[str], list[list[int]]]:
         raise FileNotFoundError(f"there is no tokenizer file {path}. {remedy(path)}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise ValueError(f"{path} is damaged: not JSON ({err}). {remedy(path)}") from err
     if not isinstance(content, dict) or content.get("format") != "g2c.bpe":
         raise ValueError(f'{path} is not a tokenizer file: format is not "g2c.bpe". {remedy(path)}')
