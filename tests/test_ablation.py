@@ -124,6 +124,15 @@ def test_overlap_is_measured_against_the_same_engine(small, visits):
     assert len(ratios) == ablation.ROUNDS and all(0.02 < ratio < 50 for ratio in ratios)
 
 
+def test_the_ratio_is_that_of_the_overlapped_engine_to_the_plain_one(small, visits, monkeypatch):
+    def serve(lm, drafter, visits, on, scale, clock):
+        assert clock == "wall" and drafter is None
+        return made_day(100, 500.0 if on.overlap else 1000.0)
+
+    monkeypatch.setattr(ablation, "serve", serve)
+    assert ablation.overlap(small, visits, SCALE) == [2.0] * ablation.ROUNDS
+
+
 @pytest.mark.parametrize(
     "ratios, words",
     [

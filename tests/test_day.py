@@ -147,10 +147,43 @@ def test_static_batching_lets_nobody_in_until_all_have_left(small):
     assert [one.streams[0].times[0] for one in served.served] == [1, 1, 5]
 
 
+def test_a_batch_counts_samples_as_seats(small):
+    made = [Visit(SAMPLES, "n", 0, (1, 2, 3), 2, 0, n=2) for _ in range(2)]
+    served = replay(engine(small, max_num_seqs=2), made, 1, clock="steps", static=True)
+    assert [one.streams[1].times[-1] for one in served.served] == [2, 4]
+
+
+def test_who_follows_waits_for_the_fork_as_well(small):
+    """One seat: the copy is served when the first answer has ended."""
+    made = [Visit(CHAT, "n", 0, tuple(range(20)), 6, 0, fork_at=3)]
+    made.append(Visit(CHAT, "n", 7, (1,), 1, 0, follows=0))
+    first, then = replay(engine(small, max_num_seqs=1), made, 1, clock="steps").served
+    assert [stream.times[-1] for stream in first.streams] == [6, 9]
+    assert then.arrived == 9 + 7 and then.prompt[20:-1] == first.streams[0].ids
+
+
+def test_what_is_computed_again_counted_by_hand(small):
+    """Without a cache the follower computes 40 + 4 + 5 tokens: the 40 and three of the answer for
+    the second time; its last token was drawn, and not computed before."""
+    made = [Visit(CHAT, "n", 0, tuple(range(40)), 4, 0), Visit(CHAT, "n", 1, (7,) * 5, 1, 0, 0)]
+    found = replay(engine(small), made, 1, clock="steps")
+    assert (found.prefill_tokens, found.rebuilt) == (40 + 49, 43)
+
+
+def test_how_each_kind_is_sampled_and_filed(small, visits):
+    for visit in visits:
+        how = day.params(small, visit)
+        assert (how.temperature > 0) == (visit.kind in (CHAT, SAMPLES))
+        assert how.seed == visit.seed and how.n == visit.n and how.ignore_eos
+        assert visit.traffic == ("agent" if visit.kind == AGENT else "chat")
+
+
 def test_a_target_asks_for_both_times():
     visit = Visit(LONG, "n", 0, (1,), 3, 0)
     one = Served(visit, 10.0, [1], [Stream([15.0, 18.0, 19.0], [1, 2, 3])])
     assert (one.first_token, one.per_token, one.gaps) == (5, 2, [3, 1])
+    slower = Served(visit, 10.0, [1], [*one.streams, Stream([15.0, 21.0], [1, 2, 3])])
+    assert slower.per_token == 3  # of the slowest stream
     assert Target(5, 2).is_met(one)
     assert not Target(4.9, 2).is_met(one) and not Target(5, 1.9).is_met(one)
 

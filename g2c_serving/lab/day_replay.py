@@ -126,7 +126,7 @@ class _Replay:
             raise RuntimeError(f"request {output.request_id} ended with: {output.message}")
         k, stream = self.streams[output.request_id, output.sample_index]
         ids = output.token_ids
-        if len(ids) > max(len(stream.ids), stream.given):
+        if len(ids) > len(stream.ids):
             stream.times.append(self.now)
             stream.ids = ids
         self.served[k].num_cached = max(self.served[k].num_cached, output.num_cached_tokens)
