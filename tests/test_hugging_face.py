@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 
 import pytest
 import torch
@@ -163,7 +164,7 @@ def test_the_config_of_transformers_4(kind, tmp_path):
     assert new.config.rotary == Rotary(700.0, "linear", 2.0)
     path = tmp_path / "config.json"
     fields = json.loads(path.read_text())
-    del fields["rope_parameters"]
+    fields.pop("rope_parameters", None)
     fields |= {"rope_theta": 700.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     path.write_text(json.dumps(fields))
     assert g.load(tmp_path).config == new.config
@@ -185,7 +186,7 @@ def test_a_window_beyond_the_context_is_none(tmp_path):
         (5, [9, 3, 131], (9, (3,))),
         (None, None, (None, ())),
         (131, None, (None, ())),
-        ([], "end", (None, ())),
+        ([], None, (None, ())),
     ],
 )
 def test_the_end_of_a_text(config, generation, found, tmp_path):
@@ -232,6 +233,7 @@ def test_weights_are_read_when_asked_for(tmp_path):
     assert "head.W" in weights and "head_bias" not in weights and "pos_embed.weight" not in weights
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a file that is mapped stays there")
 def test_a_model_outlives_its_file(tmp_path):
     """Built in memory of its own; the table of a tied head alone may stay in the file, which others
     replace by a new one."""

@@ -4,13 +4,14 @@ found, what was expected, and what to do."""
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hugging_faces import LLAMA3, saved
+from hugging_faces import LLAMA3, YARN, saved
 from safetensors.torch import load_file, save_file
 
 import g2c_serving as g
@@ -82,6 +83,22 @@ def refuse(folder: Path, *words: str, error: type[Exception] = ValueError) -> No
         ({"hidden_act": ["silu"]}, ["hidden_act=['silu']"]),
         ({"rms_norm_eps": 0}, ["norm_eps=0"]),
         ({"rms_norm_eps": "small"}, ["norm_eps='small'"]),
+        ({"tie_word_embeddings": "false"}, ["tie_word_embeddings='false'", "true or false"]),
+        ({"attention_bias": "false"}, ["attention_bias='false'"]),
+        ({"mlp_bias": 0}, ["mlp_bias=0"]),
+        ({"model_type": "qwen2", "use_sliding_window": "no"}, ["use_sliding_window='no'"]),
+        ({"model_type": "mistral", "sliding_window": "9"}, ["sliding_window='9'"]),
+        ({"num_key_value_heads": 0}, ["num_key_value_heads=0"]),
+        ({"num_key_value_heads": ""}, ["num_key_value_heads=''"]),
+        ({"head_dim": 0}, ["head_dim=0"]),
+        ({"layer_types": ["full_attention"] * 99}, ["layer_types", "expected a list of 3"]),
+        ({"layer_types": "full_attention"}, ["layer_types='full_attention'"]),
+        ({"rope_parameters": []}, ["rope_parameters=[]"]),
+        ({"rope_parameters": YARN | {"truncate": "no"}}, ["truncate='no'"]),
+        (
+            {"rope_parameters": YARN | {"original_max_position_embeddings": 10**400}},
+            ["original_max_position_embeddings=1000"],
+        ),
         ({"quantization_config": {"bits": 4}}, ["quantization_config={'bits': 4}"]),
         ({"layer_types": ["full_attention", "linear_attention"]}, ["linear_attention"]),
         ({"rope_parameters": [1]}, ["rope_parameters=[1]"]),
@@ -123,14 +140,52 @@ def test_a_damaged_config(llama, text):
     refuse(llama, "config.json is damaged", "copy the whole folder again")
 
 
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer.json"])
+def test_json_that_is_nested_too_deeply(llama, file):
+    (llama / file).write_text('{"a": ' + "[" * 200_000)
+    refuse(llama, file.split(".")[0])
+
+
 def test_a_damaged_generation_config(llama):
     (llama / "generation_config.json").write_text("{")
     refuse(llama, "generation_config.json is damaged")
 
 
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("found", ["</s>", {}, [1, "</s>"], True, 1.5])
+def test_an_end_that_is_no_id(llama, file, found):
+    """Silently left out, no text would ever end."""
+    (llama / "generation_config.json").unlink()
+    path = llama / file
+    fields = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(fields | {"eos_token_id": found}))
+    refuse(llama, f"eos_token_id={found!r}", file, "a list of ids or null")
+
+
 def test_bytes_that_are_no_text(llama):
     (llama / "config.json").write_bytes(b"\xff\xfe{}")
     refuse(llama, "config.json is damaged")
+
+
+def test_odd_values_in_any_field(llama):
+    """Each either changes nothing that matters, and the model runs, or is refused."""
+    change(llama, rope_parameters={"rope_theta": 1e4, **YARN, "low_freq_factor": 1.0})
+    fields, served = json.loads((llama / "config.json").read_text()), 0
+    rotary, odds = fields["rope_parameters"], (None, -1, 0, 1.5, "x", {}, math.inf, 10**30, [1])
+    tries = [{name: odd} for name in fields for odd in odds]
+    tries += [{"rope_parameters": rotary | {name: odd}} for name in rotary for odd in odds]
+    for one in tries:
+        (llama / "config.json").write_text(json.dumps(fields | one))
+        try:
+            lm = g.load(llama)
+        except ValueError as err:
+            assert str(llama) in str(err), one
+            continue
+        served += 1
+        engine = g.Engine(lm, g.EngineConfig(num_blocks=2))
+        [output] = engine.generate([[1, 2, 3]], g.SamplingParams(max_tokens=2, seed=1))
+        assert len(output.token_ids) == 2, one
+    assert 50 < served < len(tries) - 50
 
 
 # tensors
@@ -257,6 +312,12 @@ def test_a_damaged_shard(sharded):
         '{"weight_map": {}}',
         '{"weight_map": {"a": 3}}',
         '{"weight_map": {"a": "../b"}}',
+        '{"weight_map": {"a": ".."}}',
+        '{"weight_map": {"a": ""}}',
+        '{"weight_map": {"a": "b\\\\c"}}',
+        '{"weight_map": {"a": "C:b"}}',
+        f'{{"weight_map": {{"a": "{"b" * 5000}"}}}}',
+        '{"weight_map": ' + "[" * 200_000,
     ],
 )
 def test_a_damaged_index(sharded, text):

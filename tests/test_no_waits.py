@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from grammars import END, calm
-from small_models import random_lm
+from small_models import random_llama, random_lm
 
 import g2c_serving as g
 from g2c_serving.forward.model import Block
@@ -23,6 +23,7 @@ MASK = "a draft's mask needs the draft before it"
 SPLIT = "the split of the budget decides where the rows lie"
 
 LM, WINDOWED = calm(random_lm()), calm(random_lm(window=8, window_layers=(1,)))
+LLAMA = random_llama()
 
 
 def drafter() -> g.LanguageModel:
@@ -46,6 +47,8 @@ CASES: dict[str, tuple[g.LanguageModel, dict[str, Any], bool, set[str]]] = {
     "windows, prefix cache": (WINDOWED, {"enable_prefix_caching": True}, False, set()),
     "invariant": (LM, {"batch_invariant": True}, False, set()),
     "invariant, windows": (WINDOWED, {"batch_invariant": True}, False, set()),
+    "llama": (LLAMA, {"enable_prefix_caching": True}, False, set()),
+    "llama, invariant": (LLAMA, {"batch_invariant": True}, False, set()),
     "grammars": (LM, {}, True, set()),
     "fixed": (LM, {"speculation": FIXED}, False, set()),
     "fixed, invariant": (LM, {"speculation": FIXED, "batch_invariant": True}, False, set()),

@@ -150,6 +150,7 @@ def test_a_longer_table_has_the_same_rows():
         ({"scaling": "yarn", "original_max_seq_len": 4.5}, "original_max_seq_len=4.5"),
         ({"low_freq_factor": 4.0}, "low_freq_factor=4.0 must be above 0 and below"),
         ({"beta_slow": 0}, "beta_slow=0.0 must be above 0"),
+        ({"truncate": 1}, "truncate=1 must be True or False"),
         ({"attention_factor": "1"}, "attention_factor='1'"),
     ],
 )

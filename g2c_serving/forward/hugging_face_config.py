@@ -35,6 +35,7 @@ ONLY = {  # fields that change what is computed, and the one value that is
     "mscale": None,
     "mscale_all_dim": None,
 }
+FLAGS = "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"
 ROTARY_NUMBERS = {  # theirs -> ours
     "linear": {"factor": "factor"},
     "llama3": {
@@ -68,7 +69,7 @@ def model_config(path: Path, fields: Fields) -> ModelConfig:
     try:
         _refuse(fields)
         return _gpt2(fields) if kind == "gpt2" else _llama(kind, fields)
-    except (TypeError, ValueError) as err:
+    except (ArithmeticError, TypeError, ValueError) as err:
         raise ValueError(f"{path} cannot be served: {err}") from err
 
 
@@ -76,12 +77,19 @@ def _refuse(fields: Fields) -> None:
     for name, value in ONLY.items():
         if (found := fields.get(name, value)) != value and found is not None:
             raise ValueError(f"it has {name}={found!r}, expected {value!r}, all that is done here")
+    for name in FLAGS:
+        if not isinstance(fields.get(name), bool | None):
+            raise ValueError(f"it has {name}={fields[name]!r}, expected true or false")
 
 
-def _size(fields: Fields, name: str, most: int | None = None) -> int:
+def _size(fields: Fields, name: str, most: int = 2**31 - 1) -> int:
     if fields.get(name) is None:
         raise ValueError(f"it has no {name}; copy config.json again")
     return as_int(name, fields[name], 1, most)
+
+
+def _optional(fields: Fields, name: str, default: int = 0) -> int:
+    return default if fields.get(name) is None else _size(fields, name)
 
 
 def _activation(fields: Fields, name: str, default: str) -> str:
@@ -99,7 +107,7 @@ def _gpt2(fields: Fields) -> ModelConfig:
         num_layers=_size(fields, "n_layer", MOST_LAYERS),
         num_heads=_size(fields, "n_head"),
         max_seq_len=_size(fields, "n_positions"),
-        hidden_dim=fields.get("n_inner") or 4 * dim,
+        hidden_dim=_optional(fields, "n_inner", 4 * dim),
         norm_eps=fields.get("layer_norm_epsilon", 1e-5),
         activation=_activation(fields, "activation_function", "gelu_new"),
     )
@@ -120,8 +128,8 @@ def _llama(kind: str, fields: Fields) -> ModelConfig:
         hidden_dim=_size(fields, "intermediate_size"),
         window=window,
         window_layers=window_layers,
-        num_kv_heads=fields.get("num_key_value_heads") or 0,
-        head_size=fields.get("head_dim") or 0,
+        num_kv_heads=_optional(fields, "num_key_value_heads"),
+        head_size=_optional(fields, "head_dim"),
         norm="rms",
         norm_eps=fields.get("rms_norm_eps", 1e-6),
         activation=_activation(fields, "hidden_act", "silu"),
@@ -132,24 +140,28 @@ def _llama(kind: str, fields: Fields) -> ModelConfig:
 
 def _windows(kind: str, fields: Fields, layers: int) -> tuple[int, tuple[int, ...]]:
     """The window and the layers that have it."""
-    kinds = fields.get("layer_types") or []
+    kinds = [] if fields.get("layer_types") is None else fields["layer_types"]
+    if not isinstance(kinds, list | tuple) or len(kinds) not in (0, layers):
+        raise ValueError(f"it has layer_types={kinds!r:.60}, expected a list of {layers}")
     if other := set(kinds) - {"full_attention", "sliding_attention"}:
         raise ValueError(f"it has layer_types {sorted(other)}, expected full or sliding attention")
-    used = {"llama": False, "mistral": True, "qwen2": fields.get("use_sliding_window", False)}
-    window = fields.get("sliding_window") or 0
-    if not window or not used[kind]:
+    used = {"llama": False, "mistral": True, "qwen2": fields.get("use_sliding_window")}
+    if not used[kind] or fields.get("sliding_window") is None:
         return 0, ()
+    window = as_int("sliding_window", fields["sliding_window"], 1)
     if kinds:
         windowed = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
     else:
         first = fields.get("max_window_layers", 28) if kind == "qwen2" else 0
+        first = as_int("max_window_layers", first, 0)
         windowed = tuple(range(first, layers))
     return (window, windowed) if windowed else (0, ())
 
 
 def _rotary(fields: Fields, context: int) -> Rotary:
     """transformers 5 writes rope_parameters, 4 writes rope_theta and rope_scaling."""
-    found = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    given = [fields.get(name) for name in ("rope_parameters", "rope_scaling")]
+    found = next((one for one in given if one is not None and one != {}), {})
     if not isinstance(found, Mapping):
         raise ValueError(f"it has rope_parameters={found!r}, expected an object")
     _refuse(found)
@@ -166,7 +178,7 @@ def _rotary(fields: Fields, context: int) -> Rotary:
         if found.get(name) is None:
             raise ValueError(f"its rope_type={kind!r} has no {name}; copy config.json again")
     numbers = ROTARY_NUMBERS.get(kind, {})
-    given = {ours: found[name] for name, ours in numbers.items() if found.get(name) is not None}
+    said = {ours: found[name] for name, ours in numbers.items() if found.get(name) is not None}
     if kind in ("llama3", "yarn"):
-        given["original_max_seq_len"] = found.get("original_max_position_embeddings") or context
-    return Rotary(base, kind, **given)
+        said["original_max_seq_len"] = _optional(found, "original_max_position_embeddings", context)
+    return Rotary(base, kind, **said)

@@ -16,7 +16,7 @@ is compared with the parent course's. Left out: heads that are turned in part.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -53,17 +53,25 @@ class Rotary:
     def __post_init__(self) -> None:
         if self.scaling not in SCALINGS:
             raise ValueError(f"Rotary.scaling={self.scaling!r} must be one of {list(SCALINGS)}")
-        if as_number("Rotary.base", self.base) <= 1:
+        for field in fields(self):
+            if isinstance(field.default, float):
+                self._as_float(field.name)
+        if self.attention_factor is not None:
+            self._as_float("attention_factor")
+        if self.base <= 1:
             raise ValueError(f"Rotary.base={self.base} must be above 1")
-        if as_number("Rotary.factor", self.factor) < 1:
+        if self.factor < 1:
             raise ValueError(f"Rotary.factor={self.factor} must be 1 or more")
-        as_int("original_max_seq_len", self.original_max_seq_len, int(self._has_bounds))
+        as_int("original_max_seq_len", self.original_max_seq_len, int(self._has_bounds), 2**31 - 1)
         for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
-            slow, fast = (as_number(f"Rotary.{name}", getattr(self, name)) for name in (low, high))
+            slow, fast = getattr(self, low), getattr(self, high)
             if not 0 < slow < fast:
                 raise ValueError(f"Rotary.{low}={slow} must be above 0 and below {high}={fast}")
-        if self.attention_factor is not None:
-            as_number("Rotary.attention_factor", self.attention_factor)
+        if not isinstance(self.truncate, bool):
+            raise ValueError(f"Rotary.truncate={self.truncate!r} must be True or False")
+
+    def _as_float(self, name: str) -> None:
+        object.__setattr__(self, name, as_number(f"Rotary.{name}", getattr(self, name)))
 
     @property
     def _has_bounds(self) -> bool:
