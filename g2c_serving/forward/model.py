@@ -2,11 +2,11 @@
 
 Pre-norm blocks (`layers.py`), positions that are learned and added or rotary (`rotary.py`), a head
 tied to the token embedding or of its own. The weights carry the names of the course's
-`TransformerLM`, which loads of other models are translated to; the pass is ours: a flat ragged
-batch in, the wanted rows' logits out, keys and values read and written through the block tables. A
-window layer sees the last `window` tokens alone, so it needs no older keys: its state is of one
-size however long the text is. Brief: section 1, section 2 ("A cache that outlives the request"),
-and the `forward` box of "The change of perspective".
+`TransformerLM`, whatever model they are of; the pass is ours: a flat ragged batch in, the wanted
+rows' logits out, keys and values read and written through the block tables. A window layer sees the
+last `window` tokens alone, so it needs no older keys: its state is of one size however long the
+text is. Brief: section 1, section 2 ("A cache that outlives the request"), and the `forward` box of
+"The change of perspective".
 
 Left out: the experts of V4.1-Flash; weights in low precision (the cache can be).
 """
