@@ -156,6 +156,18 @@ def test_a_head_of_its_own_that_the_config_says_is_tied(kind, differs, tmp_path)
     assert ("head.W" in lm.weights) == differs
 
 
+@pytest.mark.parametrize("kind", ["mistral", "qwen2"])
+def test_biases_that_an_architecture_does_not_ask_for(kind, tmp_path):
+    """Llama's fields alone: transformers passes over them in the others. Right values: its own."""
+    saved(tmp_path, kind)
+    path = tmp_path / "config.json"
+    biases = {"attention_bias": True, "mlp_bias": True}
+    path.write_text(json.dumps(json.loads(path.read_text()) | biases))
+    theirs, text = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), ids_of(20)
+    found = logits_of(g.load(tmp_path).model, [text])[0]
+    torch.testing.assert_close(found, logits(theirs, text), rtol=0, atol=2e-4)
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_the_config_of_transformers_4(kind, tmp_path):
     """It writes rope_theta and rope_scaling, whose kind was called type at first."""

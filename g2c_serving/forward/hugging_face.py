@@ -51,7 +51,7 @@ def load_folder(folder: Path, tokenizer: Tokenizer | None = None) -> LanguageMod
         tokenizer = _read_tokenizer(folder, config.vocab_size)
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
-    ends = end_ids(fields, generation.get("eos_token_id"), config.vocab_size)
+    ends = end_ids(folder, fields, generation.get("eos_token_id"), config.vocab_size)
     return LanguageModel(folder.name, config, weights, tokenizer, *ends)
 
 
@@ -62,11 +62,17 @@ def _read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
 
 
 def end_ids(
-    fields: Mapping[str, Any], generation: Any, vocab_size: int
+    folder: Path, fields: Mapping[str, Any], generation: Any, vocab_size: int
 ) -> tuple[int | None, tuple[int, ...]]:
     """The ids that end a text, the first and the others, by what generation says or else the
-    config: an id, several, or nothing. Those that the model does not have never come."""
+    config: an id, several, or nothing; ValueError for something else, with which no text would
+    end. Those that the model does not have never come."""
     found = fields.get("eos_token_id") if generation is None else generation
-    several = found if isinstance(found, list) else [found]
-    ends = [i for i in several if type(i) is int and 0 <= i < vocab_size]
+    several = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(type(i) is int for i in several):
+        raise ValueError(
+            f"{folder} has eos_token_id={found!r} in its generation_config.json or config.json, "
+            "expected an id, a list of ids or null: copy the two files again"
+        )
+    ends = [i for i in several if 0 <= i < vocab_size]
     return (ends[0] if ends else None), tuple(ends[1:])

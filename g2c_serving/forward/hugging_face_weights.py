@@ -77,7 +77,8 @@ def find_weights(
     whole = any(name.startswith(INNER[kind]) for name in stored)  # not saved without its head
     if whole:
         wanted = [replace(w, theirs=INNER[kind] + w.theirs) for w in wanted]
-    tied = fields.get("tie_word_embeddings", TIED[kind])
+    said = fields.get("tie_word_embeddings")
+    tied = TIED[kind] if said is None else said
     if not tied or _has_other_head(wanted[0], stored):
         shape = config.vocab_size, config.embedding_dim
         wanted.append(Wanted("head.W", HEAD, shape, transposed=True))
@@ -157,7 +158,9 @@ def _layer_norm(ours: str, theirs: str, dim: int) -> Iterator[Wanted]:
 def _llama(config: ModelConfig, kind: str, fields: Mapping[str, Any]) -> Iterator[Wanted]:
     dim, hidden, queries = config.embedding_dim, config.hidden_dim, config.attention_dim
     pairs = config.num_kv_heads * config.head_dim
-    in_attention, in_mlp = (bool(fields.get(f"{part}_bias")) for part in ("attention", "mlp"))
+    in_attention, in_mlp = (
+        kind == "llama" and bool(fields.get(f"{part}_bias")) for part in ("attention", "mlp")
+    )
     yield Wanted("token_embed.weight", "embed_tokens.weight", (config.vocab_size, dim))
     for i in range(config.num_layers):
         ours, theirs = f"blocks.{i}", f"layers.{i}"

@@ -104,7 +104,7 @@ def _hugging_face_model(model: torch.nn.Module, tokenizer: Any) -> LanguageModel
     if tokenizer is not None:
         ours = _adopt(tokenizer, config.vocab_size)
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    eos = end_ids(fields, ends, config.vocab_size)
+    eos = end_ids(where, fields, ends, config.vocab_size)
     return LanguageModel("live model", config, weights, ours, *eos)
 
 
