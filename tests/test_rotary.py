@@ -9,6 +9,7 @@ import torch
 import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from g2c_serving.forbid_sync import forbid_sync
 from g2c_serving.forward.rotary import Rotary, RotaryTable
 
 LLAMA31 = Rotary(500_000.0, "llama3", 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0)
@@ -100,7 +101,7 @@ def test_rows_are_turned_as_in_transformers(kind):
     rotary, fields = KINDS[kind]
     x = torch.randn(7, 5, 64, generator=torch.Generator().manual_seed(0))  # (N, H, d)
     positions = torch.tensor([0, 1, 2047, 5, 5, 100, 1023])
-    turned = RotaryTable(rotary, 64, 2048).at(positions, torch.float32)(x)
+    turned = RotaryTable(rotary, 64, 2048).at(positions, torch.float32, 2048)(x)
     cos, sin = theirs(fields, 64)(x, positions[None])
     expected, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)
     # the speeds agree to 2e-6 of themselves, and angles are up to 2,047 radians
@@ -114,7 +115,7 @@ def test_products_depend_on_the_distance_alone():
     table = RotaryTable(Rotary(), 32, 512)
 
     def product(at: int, other: int) -> float:
-        turned = [table.at(torch.tensor([p]), q.dtype)(x) for p, x in ((at, q), (other, k))]
+        turned = [table.at(torch.tensor([p]), q.dtype, p + 1)(x) for p, x in ((at, q), (other, k))]
         return float((turned[0] * turned[1]).sum())
 
     here = [product(p, p - 7) for p in (7, 8, 100, 511)]
@@ -128,15 +129,46 @@ def test_a_row_is_turned_the_same_in_any_company(dtype):
     """Bit for bit, wherever it stands."""
     x = torch.randn(33, 3, 10, generator=torch.Generator().manual_seed(2)).to(dtype)
     positions, table = torch.arange(33) * 3, RotaryTable(Rotary(), 10, 128)
-    together = table.at(positions, dtype)(x)
+    together = table.at(positions, dtype, 97)(x)
     assert together.dtype == dtype
     for i in (0, 1, 17, 32):
-        assert torch.equal(table.at(positions[i : i + 1], dtype)(x[i : i + 1])[0], together[i])
+        assert torch.equal(table.at(positions[i : i + 1], dtype, 97)(x[i : i + 1])[0], together[i])
 
 
-def test_a_longer_table_has_the_same_rows():
-    short, long = (RotaryTable(LLAMA31, 64, n) for n in (100, 3000))
-    assert torch.equal(short.cos, long.cos[:100]) and torch.equal(short.sin, long.sin[:100])
+def turns(table: RotaryTable, positions: range) -> tuple[torch.Tensor, torch.Tensor]:
+    turn = table.at(torch.tensor(positions), torch.float32, positions.stop)
+    return turn.cos, turn.sin
+
+
+@pytest.mark.parametrize("head_dim", [10, 64])
+def test_a_table_that_grows_has_the_rows_of_a_longer_one(head_dim):
+    """Bit for bit, however it grew. Right values: those of every position, made at once."""
+    places = torch.arange(30_000, dtype=torch.float32)[:, None]
+    angles = (places * LLAMA31.frequencies(head_dim)).double()
+    cos, sin = (torch.cat((part, part), 1).float() for part in (angles.cos(), angles.sin()))
+    for steps in ([29_999], [5, 4096, 4097, 10_001, 29_999], [8191, 20_000, 29_999]):
+        table = RotaryTable(LLAMA31, head_dim, 30_000)
+        for stop in steps:
+            found = turns(table, range(max(0, stop - 5000), stop))
+            assert torch.equal(found[0][:, 0], cos[max(0, stop - 5000) : stop])
+            assert torch.equal(found[1][:, 0].abs(), sin[max(0, stop - 5000) : stop].abs())
+        assert torch.equal(turns(table, range(30_000))[0][:, 0], cos)
+
+
+def test_a_table_takes_the_room_of_the_positions_that_came():
+    """Not of the context limit, which may be anything."""
+    table = RotaryTable(Rotary(), 8, 2**31 - 1)
+    for end in (1, 4096, 4097, 20_000):
+        turns(table, range(end - 1, end))
+        assert all(len(part) <= max(4096, 2 * end) for part in table._rows)
+    assert len(RotaryTable(Rotary(), 8, 100)._rows[0]) == 100
+
+
+def test_a_table_grows_without_a_wait_for_the_device():
+    table, positions = RotaryTable(Rotary(), 8, 50_000), torch.tensor([3, 9000])
+    with forbid_sync("forward"):
+        turn = table.at(positions, torch.float32, 9001)
+    assert turn.cos.shape == (2, 1, 8)
 
 
 @pytest.mark.parametrize(

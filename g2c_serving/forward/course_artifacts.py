@@ -36,9 +36,8 @@ from g2c_serving.paths import DATA
 from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
 from g2c_serving.process.tokenizer import Tokenizer
 
-# The course's own, and what tells our window model apart.
-SIZES = ("embedding_dim", "num_layers", "num_heads", "max_seq_len", "hidden_dim")
-SIZES += ("window", "window_layers")
+SIZES = {"embedding_dim", "num_layers", "num_heads", "max_seq_len", "hidden_dim"}
+SIZES |= {"window", "window_layers"}  # of our window model
 BASE_LM = "huggingface_causal_lm"  # the manifest's `kind` of a BaseLM
 
 
@@ -50,7 +49,7 @@ def load_folder(folder: Path) -> LanguageModel:
     vocab_size: Any = content.get("vocab_size", manifest.get("vocab_size"))
     try:
         sizes = content["model_config"]
-        if others := sorted(sizes.keys() - set(SIZES)):
+        if others := sorted(sizes.keys() - SIZES):
             raise ValueError(f"model_config has {others}, which the course's models do not have")
         config = ModelConfig(vocab_size=vocab_size, **sizes)
     except (AttributeError, KeyError, TypeError, ValueError) as err:

@@ -161,7 +161,7 @@ def _windows(kind: str, fields: Fields, layers: int) -> tuple[int, tuple[int, ..
 def _rotary(fields: Fields, context: int) -> Rotary:
     """transformers 5 writes rope_parameters, 4 writes rope_theta and rope_scaling."""
     given = [fields.get(name) for name in ("rope_parameters", "rope_scaling")]
-    found = next((one for one in given if one is not None and one != {}), {})
+    found: Any = next((one for one in given if one is not None and one != {}), {})
     if not isinstance(found, Mapping):
         raise ValueError(f"it has rope_parameters={found!r}, expected an object")
     _refuse(found)

@@ -23,6 +23,8 @@ import torch
 from g2c_serving.checks import as_int, as_number
 
 SCALINGS = ("default", "linear", "llama3", "yarn")
+ROWS = 4096  # of the table, made at once
+Rows = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, (T, d) each
 
 
 @dataclass(frozen=True)
@@ -117,23 +119,42 @@ class Rotary:
 
 
 class RotaryTable:
-    """Cosines and sines of every position up to the context limit, (max_seq_len, d) each."""
+    """Cosines and sines by position, (T, d) each, of as many positions as were asked for so far, up
+    to the context limit: a model may be able to read a million tokens that nobody ever gives it.
+    """
 
     def __init__(
         self, rotary: Rotary, head_dim: int, max_seq_len: int, device: str = "cpu"
     ) -> None:
-        places = torch.arange(max_seq_len, dtype=torch.float32)
-        angles = places[:, None] * rotary.frequencies(head_dim)  # (T, d / 2)
+        self._speeds = rotary.frequencies(head_dim).to(device)  # (d / 2,)
+        self._length_factor, self._most = rotary.length_factor, max_seq_len
+        nothing = torch.empty(0, head_dim, device=device)
+        self._rows = self._grown((nothing, nothing), min(ROWS, max_seq_len))
+
+    def at(self, positions: torch.Tensor, dtype: torch.dtype, end: int = 0) -> Turn:
+        """What turns rows at positions (N,), all before `end`; 0: the context limit. float32 at
+        least: a turned row is rounded once."""
+        rows, end = self._rows, end or self._most
+        if len(rows[0]) < end:  # twice as many at least, so that it rarely grows
+            self._rows = rows = self._grown(rows, min(max(end, 2 * len(rows[0])), self._most))
+        dtype = torch.promote_types(dtype, torch.float32)
+        cos, sin = (part[positions, None].to(dtype) for part in rows)
+        return Turn(cos, sin)
+
+    def _grown(self, rows: Rows, count: int) -> Rows:
+        """`rows` with more after them, up to `count`; a piece at a time, to hold little beside."""
+        starts = range(len(rows[0]), count, ROWS)
+        pieces = [rows, *(self._piece(start, min(start + ROWS, count)) for start in starts)]
+        cos, sin = zip(*pieces, strict=True)
+        return torch.cat(cos), torch.cat(sin)
+
+    def _piece(self, start: int, stop: int) -> Rows:
+        places = torch.arange(start, stop, dtype=torch.float32, device=self._speeds.device)
+        angles = places[:, None] * self._speeds  # (stop - start, d / 2)
         # By way of float64: there a place at the end of a vector gets the same bits as any other.
         cos, sin = angles.double().cos().float(), angles.double().sin().float()
-        scaled = rotary.length_factor
-        self.cos = torch.cat((cos, cos), 1).mul_(scaled).to(device)  # (T, d)
-        self.sin = torch.cat((-sin, sin), 1).mul_(scaled).to(device)
-
-    def at(self, positions: torch.Tensor, dtype: torch.dtype) -> Turn:
-        """What turns rows at positions (N,). float32 at least: a turned row is rounded once."""
-        dtype = torch.promote_types(dtype, torch.float32)
-        return Turn(self.cos[positions, None].to(dtype), self.sin[positions, None].to(dtype))
+        scaled = self._length_factor
+        return torch.cat((cos, cos), 1).mul_(scaled), torch.cat((-sin, sin), 1).mul_(scaled)
 
 
 @dataclass(frozen=True)
