@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 
 from g2c_serving.forward.checkpoints import load
-from g2c_serving.forward.gpt2_shape import gpt2_config, gpt2_weights
+from g2c_serving.forward.gpt2_shape import end_ids, gpt2_config, gpt2_weights
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.process.tokenizer_export import PAD, to_hugging_face, tokenizer_config
 
@@ -26,7 +27,8 @@ def export_gpt2(
 ) -> list[Path]:
     """Write `lm` as a GPT-2 of Hugging Face and return the files, in the order of writing.
 
-    force  write into a folder that is not empty: our files replace those of the same names
+    force  write into a folder that is not empty: our files replace those of the same names, but
+           never those of the model itself or of an artifact of the course
 
     Nothing is written before everything is known to fit. ValueError for what GPT-2 cannot hold,
     FileExistsError for a folder that is in use. config.json comes last: a folder that was not
@@ -35,7 +37,7 @@ def export_gpt2(
     folder = Path(folder)
     tensors = {name: tensor.contiguous() for name, tensor in gpt2_weights(lm).items()}
     theirs = to_hugging_face(lm.tokenizer) if with_tokenizer else None
-    _check_folder(folder, force)
+    _check_folder(folder, force, getattr(lm.weights, "folders", ()))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").unlink(missing_ok=True)
     written = [folder / "model.safetensors"]
@@ -45,7 +47,8 @@ def export_gpt2(
         theirs.save(str(written[-1]))
         settings = tokenizer_config(lm.tokenizer, lm.eos_id, lm.config.max_seq_len)
         written.append(_write_json(folder / "tokenizer_config.json", settings))
-    ends = {"eos_token_id": lm.eos_id, "pad_token_id": lm.tokenizer.reserved.get(PAD, lm.eos_id)}
+    pad = lm.tokenizer.reserved.get(PAD, lm.eos_id)
+    ends = {"eos_token_id": end_ids(lm), "pad_token_id": pad}
     written.append(_write_json(folder / "generation_config.json", ends))
     head = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
     kind = {"torch_dtype": str(tensors["transformer.wte.weight"].dtype).removeprefix("torch.")}
@@ -78,9 +81,15 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _check_folder(folder: Path, force: bool) -> None:
+def _check_folder(folder: Path, force: bool, own: Iterable[Path]) -> None:
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file: name a folder")
+    if any(folder.exists() and one.exists() and folder.samefile(one) for one in own):
+        raise FileExistsError(f"{folder} holds the model itself, which is read as it is written: "
+                              "name another folder")  # fmt: skip
+    if (folder / "manifest.json").exists():
+        raise FileExistsError(f"{folder} holds an artifact (manifest.json), which our files would "
+                              "damage: name another folder")  # fmt: skip
     if not force and folder.exists() and any(folder.iterdir()):
         raise FileExistsError(
             f"{folder} is not empty: name another folder, or --force replaces the files in it "

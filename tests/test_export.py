@@ -234,6 +234,42 @@ def test_a_folder_in_use_needs_force_and_keeps_what_is_not_ours(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["n_embd"] == 32
 
 
+def test_a_model_is_not_written_over_itself(tmp_path):
+    """Its file is mapped while it is written; a course artifact would lose its config.json."""
+    first, artifact = tmp_path / "first", tmp_path / "models" / "Mini"
+    export_gpt2(random_lm(), first)
+    before = (first / "model.safetensors").read_bytes()
+    for same in (first, tmp_path / "models" / ".." / "first"):
+        (tmp_path / "models").mkdir(exist_ok=True)
+        with pytest.raises(FileExistsError, match="holds the model itself.*another folder"):
+            export_gpt2(g.load(first), same, force=True, with_tokenizer=False)
+    assert (first / "model.safetensors").read_bytes() == before
+    export_gpt2(random_lm(seed=1), first, force=True)  # another one may
+    assert (first / "model.safetensors").read_bytes() != before
+    artifact.mkdir()
+    (artifact / "manifest.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="holds an artifact"):
+        export_gpt2(random_lm(), artifact, force=True)
+    assert [path.name for path in artifact.iterdir()] == ["manifest.json"]
+
+
+def test_all_ends_of_a_text_are_written(tmp_path):
+    """Right values: transformers' generate, which stops at any of them."""
+    lm = dataclasses.replace(random_lm(), eos_id=7, other_eos_ids=(3, 9))
+    export_gpt2(lm, tmp_path / "a", with_tokenizer=False)
+    back = g.load(tmp_path / "a")
+    assert (back.eos_id, back.other_eos_ids) == (7, (3, 9))
+    ids = [5, 1, 8]
+    [whole] = g.Engine(random_lm()).generate([ids], g.SamplingParams(temperature=0, max_tokens=12))
+    end = next(i for i in whole.token_ids[3:] if i not in whole.token_ids[:3])
+    lm = dataclasses.replace(random_lm(), eos_id=299, other_eos_ids=(end,))
+    export_gpt2(lm, tmp_path / "b", with_tokenizer=False)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "b")
+    found = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0].tolist()
+    [ours] = g.Engine(lm).generate([ids], g.SamplingParams(temperature=0, max_tokens=12))
+    assert found[3:] == ours.token_ids and found[-1] == end
+
+
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FileExistsError, match="is a file: name a folder"):

@@ -73,8 +73,15 @@ def gpt2_config(lm: LanguageModel) -> dict[str, Any]:
         "layer_norm_epsilon": lm.config.norm_eps,
         "tie_word_embeddings": True,
         "bos_token_id": None,
-        "eos_token_id": lm.eos_id,
+        "eos_token_id": end_ids(lm),
     }
+
+
+def end_ids(lm: LanguageModel) -> int | list[int] | None:
+    """What ends a text, as an eos_token_id says it: an id, or several."""
+    return (
+        [lm.eos_id, *lm.other_eos_ids] if lm.eos_id is not None and lm.other_eos_ids else lm.eos_id
+    )
 
 
 def gpt2_weights(lm: LanguageModel) -> dict[str, torch.Tensor]:

@@ -40,10 +40,12 @@ class Wanted:
 
 
 class HuggingFaceWeights(Mapping[str, torch.Tensor]):
-    """Our names to tensors in the file's dtype, each mapped when it is asked for."""
+    """Our names to tensors in the file's dtype, each mapped when it is asked for. `folders`: where
+    these files lie."""
 
     def __init__(self, wanted: Mapping[str, Wanted], stored: Mapping[str, Stored]) -> None:
         self._wanted, self._stored = wanted, stored
+        self.folders = {found.path.parent for found in stored.values()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         wanted = self._wanted[name]

@@ -35,7 +35,7 @@ INNER = "inner", "tokenizer", "_tokenizer"  # where a wrapper may keep what it w
 class Held:
     """A tensor of a live model, as `checkpoint_files.Stored` is one of a file."""
 
-    path: str
+    path: Path
     tensor: torch.Tensor
 
     @property
@@ -92,7 +92,7 @@ def _hugging_face_model(model: torch.nn.Module, tokenizer: Any) -> LanguageModel
     settings: Any = model.config
     fields: Mapping[str, Any] = settings.to_dict()
     config = model_config(where, fields)
-    held: Any = {name: Held(str(where), w) for name, w in model.state_dict().items()}
+    held: Any = {name: Held(where, w) for name, w in model.state_dict().items()}
     if empty := [name for name, one in held.items() if one.tensor.is_meta]:
         raise ValueError(
             f"{where} has no numbers in {len(empty)} of its tensors ({empty[0]} for one): they are "
