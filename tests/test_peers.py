@@ -84,7 +84,7 @@ def test_closing_twice_is_fine(echo):
     peer = PeerProcess("echo", "x")
     peer.close()
     peer.close()
-    assert peer._process.poll() is not None
+    assert peer._process.is_over
 
 
 # the report

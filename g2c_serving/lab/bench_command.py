@@ -14,6 +14,7 @@ from g2c_serving.forward.checkpoints import load
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import bench, bench_peers, bench_report, bench_servers
 from g2c_serving.lab.day_result import Target
+from g2c_serving.lab.peer_process import SECONDS
 from g2c_serving.lab.peer_runner import KINDS
 
 QUICK_TRIAL = (0.05, 0.1)  # seconds an hour, share of the sessions
@@ -71,6 +72,7 @@ def _measured(
         dtype=choice.dtype,
         pythons=_pythons(choice.peer_python or []),
         mode=choice.peer_mode,
+        seconds=choice.peer_seconds,
     )
     return found.as_json() if choice.json else quick + bench_peers.table(found)
 
@@ -101,6 +103,8 @@ def _parser() -> argparse.ArgumentParser:
                        help="the Python that has it, where that is another one")  # fmt: skip
     group.add_argument("--peer-mode", choices=("eager", "compiled"), default="eager",
                        help="vLLM's: compiled needs a C++ compiler, and a minute")  # fmt: skip
+    group.add_argument("--peer-seconds", type=_positive, default=SECONDS, metavar="SECONDS",
+                       help="give up a start or a round after so long (600)")  # fmt: skip
     group.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32",
                        help="all engines' precision")  # fmt: skip
     group = parser.add_argument_group("a server", "Its key, if any, is read from OPENAI_API_KEY.")

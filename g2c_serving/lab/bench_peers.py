@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from g2c_serving.export_command import export_gpt2
@@ -20,7 +20,7 @@ from g2c_serving.lab import contestants, machine, step_floor
 from g2c_serving.lab.bench_report import Line, aligned, as_json, grid, ratio, ratio_rows
 from g2c_serving.lab.bench_run import one_thread, progress
 from g2c_serving.lab.contestants import CONTINUOUS, OURS, Contestant, made_up_prompts, race
-from g2c_serving.lab.peer_process import PeerError, PeerProcess
+from g2c_serving.lab.peer_process import SECONDS, PeerError, PeerProcess
 
 BARS = {"vllm": 1.0, CONTINUOUS: 4.0}  # what ours is held to; the others are shown
 
@@ -58,10 +58,13 @@ def measure(
     pythons: Mapping[str, str] | None = None,
     dtype: str = "float32",
     mode: str = "eager",
+    seconds: float = SECONDS,
 ) -> PeerReport:
-    """Race ours against the peers and transformers. A peer that cannot run is a line that says why.
+    """Race ours against the peers and transformers. A peer that cannot run, or not to the end, is a
+    line that says why.
 
     pythons  the interpreter of each kind of peer; this one where it has none
+    seconds  until a peer's start or round that has not ended is given up
 
     ValueError for a model that GPT-2 cannot hold.
     """
@@ -75,7 +78,9 @@ def measure(
             progress(f"{kind} starts")
             python = (pythons or {}).get(kind)
             try:
-                peer = PeerProcess(kind, folder, python=python, dtype=dtype, mode=mode)
+                peer = PeerProcess(
+                    kind, folder, python=python, dtype=dtype, mode=mode, seconds=seconds
+                )
                 stack.callback(peer.close)
                 others.append((kind, peer.contestant()))
             except PeerError as err:
@@ -128,6 +133,11 @@ def _fill(
     for count in sizes.growth:
         progress(f"{count} requests")
         prompts = made_up_prompts(lm, count, sizes.prompt)
-        results = race([(one, prompts) for one in present], sizes.growth_new, repetitions=2)
-        rates = {one.name: results[one.name].rate for one in present}
+        entries = [(one, prompts) for one in present if not one.absent]
+        results = race(entries, sizes.growth_new, repetitions=2)
+        rates = {name: result.rate for name, result in results.items()}
         report.by_requests.append({"requests": count} | rates)
+    for place, (_, one) in enumerate(others):
+        line = report.lines[place]
+        if one.absent and line.measured is not None:
+            report.lines[place] = replace(line, note=f"{line.note}; later: {one.absent}")

@@ -129,9 +129,9 @@ def _number(value: float | None) -> str:
 
 
 def grid(rows: list[dict[str, float]]) -> list[tuple[str, ...]]:
-    """Rows of numbers as cells, below a head."""
-    head = tuple(rows[0])
-    return [head, *(tuple(_number(row[name]) for name in head) for row in rows)]
+    """Rows of numbers as cells, below a head. A cell is empty where a row has no such number."""
+    head = tuple(dict.fromkeys(name for row in rows for name in row))
+    return [head, *(tuple(_number(row.get(name)) for name in head) for row in rows)]
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

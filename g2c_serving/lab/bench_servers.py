@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,10 +20,13 @@ from dataclasses import dataclass
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import day, machine, server_replay
 from g2c_serving.lab.bench_run import progress
+from g2c_serving.lab.child_process import ChildProcess
 from g2c_serving.lab.day_result import Target
 from g2c_serving.lab.openai_client import Server, ServerError
 from g2c_serving.lab.server_replay import Call, Replayed
 from g2c_serving.paths import ROOT
+
+START = 600.0  # seconds for our own server to load the model
 
 
 @dataclass(frozen=True)
@@ -88,21 +90,23 @@ def our_server(source: str) -> Iterator[str]:
                "--markers"]  # fmt: skip
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=printed, encoding="utf-8",
-            env=os.environ | {"PYTHONPATH": paths},
-        )  # fmt: skip
+        process = ChildProcess(command, printed, os.environ | {"PYTHONPATH": paths})
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
+            line = _first_line(process)
             if " at http://" not in line:
-                process.wait()
+                process.end()
                 printed.seek(0)
                 raise ServerError(f"our own server did not start: {printed.read().strip()}")
             yield line.split(" at ")[1].split(";")[0]
         finally:
-            process.kill()
-            process.communicate()
+            process.close(gently=False)
+
+
+def _first_line(process: ChildProcess) -> str:
+    try:
+        return process.hear(START)
+    except TimeoutError as err:
+        raise ServerError(f"our own server did not start: {err}") from None
 
 
 def table(report: ServerReport) -> str:

@@ -2,23 +2,26 @@
 
 Engines of this kind pin threads, patch torch and read their settings from the environment before
 they are imported, and often live in another environment than ours. So a peer always is a process,
-`peer_runner.py` under a Python that has the engine, and it counts its own CPU-seconds.
+`peer_runner.py` under a Python that has the engine, and it counts its own CPU-seconds. It may hang,
+die or talk nonsense at any time: each is a PeerError, and the others go on.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
+from g2c_serving.lab.child_process import ChildProcess
 from g2c_serving.lab.contestants import Contestant, Prompts
 
 RUNNER = Path(__file__).with_name("peer_runner.py")
 LAST_LINES = 3  # of what a peer printed, in an error
+SECONDS = 600.0
 
 
 class PeerError(RuntimeError):
@@ -28,10 +31,11 @@ class PeerError(RuntimeError):
 class PeerProcess:
     """An engine of `kind` on a folder that `export` wrote. Close it, or use it in a `with`.
 
-    python  the interpreter that has the engine; None: this one
-    mode    for vLLM eager or compiled
+    python   the interpreter that has the engine; None: this one
+    mode     for vLLM eager or compiled
+    seconds  until a start or a round that has not ended is given up
 
-    PeerError where it cannot start, or dies on the way.
+    PeerError where it cannot start, dies on the way, takes too long, or answers with what is none.
     """
 
     def __init__(
@@ -42,54 +46,48 @@ class PeerProcess:
         python: str | Path | None = None,
         dtype: str = "float32",
         mode: str = "eager",
+        seconds: float = SECONDS,
     ) -> None:
-        self.kind, self.cpu_seconds = kind, 0.0
+        self.kind, self.seconds, self.cpu_seconds = kind, seconds, 0.0
         self._printed: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         command = [str(python or sys.executable), str(RUNNER), kind, str(folder), dtype, mode]
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed,
-                encoding="utf-8",
-            )  # fmt: skip
+            self._process = ChildProcess(command, self._printed)
         except OSError as err:
             self._printed.close()
             raise PeerError(f"{command[0]} cannot be run ({err}): name a Python that has {kind}"
                             ) from err  # fmt: skip
         try:
-            self.name = str(self._hear()["name"])
+            name = self._hear().get("name")
+            if not isinstance(name, str):
+                raise PeerError(f"{kind} did not say its name first: is that a peer_runner.py?")
+            self.name = name
         except BaseException:
             self.close()
             raise
 
     def run(self, prompts: Prompts, new_tokens: int) -> list[list[int]]:
         """Greedy new ids of each prompt; what it cost is added to `cpu_seconds`."""
-        assert self._process.stdin is not None
         job = {"prompts": [list(prompt) for prompt in prompts], "new": new_tokens}
-        try:
-            self._process.stdin.write(json.dumps(job) + "\n")
-            self._process.stdin.flush()
-        except OSError:
-            pass  # it is gone: what it said last is the reason
+        self._process.tell(json.dumps(job))
         answer = self._hear()
-        self.cpu_seconds += answer["cpu"]
-        return answer["ids"]
+        ids, cpu = answer.get("ids"), answer.get("cpu")
+        if not (
+            isinstance(ids, list) and [_length(new) for new in ids] == [new_tokens] * len(prompts)
+        ):
+            raise PeerError(f"{self.kind} did not answer with {new_tokens} ids for each of "
+                            f"{len(prompts)} prompts")  # fmt: skip
+        if not isinstance(cpu, int | float) or not 0 <= cpu < math.inf:
+            raise PeerError(f"{self.kind} counted {cpu!r} CPU-seconds, which is no number of them")
+        self.cpu_seconds += cpu
+        return ids
 
     def contestant(self) -> Contestant:
-        return Contestant(self.name, self.run, clock=lambda: self.cpu_seconds)
+        return Contestant(self.name, self.run, clock=lambda: self.cpu_seconds, may_fail=True)
 
     def close(self) -> None:
         """End the process. Twice is fine."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None and not pipe.closed:
-                try:
-                    pipe.close()
-                except OSError:  # what was written never reached it
-                    pass
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.close()
         self._printed.close()
 
     def __enter__(self) -> Self:
@@ -99,17 +97,25 @@ class PeerProcess:
         self.close()
 
     def _hear(self) -> dict[str, Any]:
-        """Its next line. PeerError with its reason where it has failed or is gone."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if line:
+        """Its next answer. PeerError with its reason where it has failed or is gone."""
+        try:
+            line = self._process.hear(self.seconds)
+        except TimeoutError as err:
+            raise PeerError(f"{self.kind}: {err}, so it was ended; --peer-seconds gives it longer"
+                            ) from None  # fmt: skip
+        if not line:
+            code = self._process.end()
+            words = "; ".join(self._last_lines()) or "it printed nothing"
+            raise PeerError(f"{self.kind} ended with status {code}: {words}{self._remedy(words)}")
+        try:
             answer = json.loads(line)
-            if "error" not in answer:
-                return answer
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise PeerError(f"{self.kind} said {line[:80]!r}, which is no answer")
+        if "error" in answer:
             raise PeerError(f"{self.kind} does not run here: {answer['error']}{self._remedy(line)}")
-        code = self._process.wait()
-        words = "; ".join(self._last_lines()) or "it printed nothing"
-        raise PeerError(f"{self.kind} ended with status {code}: {words}{self._remedy(words)}")
+        return answer
 
     def _remedy(self, words: str) -> str:
         if "No module named" not in words:
@@ -119,3 +125,9 @@ class PeerProcess:
     def _last_lines(self) -> Sequence[str]:
         self._printed.seek(0)
         return [line.strip() for line in self._printed if line.strip()][-LAST_LINES:]
+
+
+def _length(new: Any) -> int | None:
+    """How many ids; None for what is no list of ids."""
+    is_ids = isinstance(new, list) and all(type(token_id) is int for token_id in new)
+    return len(new) if is_ids else None
