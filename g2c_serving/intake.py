@@ -13,6 +13,7 @@ from typing import Any
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.process.no_tokenizer import NoTokenizer
 from g2c_serving.process.prompt import Part, Prompt
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.request import EXPECTED, Request, SamplingParams
@@ -43,6 +44,11 @@ def check_can_run(
     """ValueError for a prompt that could never run with this model and this engine."""
     if not isinstance(params, SamplingParams):
         raise TypeError(f"params is {params!r}: pass SamplingParams(...)")
+    if params.stop and isinstance(lm.tokenizer, NoTokenizer):
+        raise ValueError(
+            f"stop={params.stop!r} can never match: {lm.name} has no tokenizer, so its outputs "
+            "have no text; pass stop_token_ids"
+        )
     num_tokens, limit = len(prompt_token_ids), lm.config.max_seq_len
     if num_tokens == 0:
         raise ValueError("prompt is empty: give it at least one token")

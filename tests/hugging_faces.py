@@ -33,9 +33,11 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+HERE_AND_THERE = ["sliding_attention", "full_attention", "sliding_attention"]
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # kind and fields
     "gpt2": ("gpt2", {}),
     "gpt2, exact gelu": ("gpt2", {"activation_function": "gelu", "n_inner": 72}),
+    "gpt2, another epsilon": ("gpt2", {"layer_norm_epsilon": 1e-2}),
     "llama": ("llama", {}),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
     "llama, a key head each": ("llama", {"num_key_value_heads": 6}),
@@ -53,6 +55,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # kind and fields
     "qwen2, windows": (
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
+    "qwen2, windows here and there": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 7, "layer_types": HERE_AND_THERE},
     ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral, windows": ("mistral", {"sliding_window": 9}),

@@ -373,6 +373,69 @@ def test_files_that_cannot_be_read(tmp_path):
         assert str(tmp_path) in str(caught.value)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_belongs_to_batches_and_training_is_left_out(family):
+    """Texts are not cut or filled up, and have the same ids each time. Right values: the library's
+    for the same file without those."""
+    plain, text = pair(family)[0], "7 red zebras at 9 o.clock, \u4f60!"
+    spec = json.loads(plain.to_str())
+    spec["truncation"] = {
+        "max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Right"
+    }  # fmt: skip
+    spec["padding"] = {
+        "strategy": {"Fixed": 40}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "x",
+    }  # fmt: skip
+    spec["model"]["dropout"] = 0.5
+    expected = plain.encode(text, add_special_tokens=False).ids
+    ours = HuggingFaceTokenizer(spec)
+    assert len(expected) > 4
+    assert all(ours.encode(text) == expected for _ in range(10))
+
+
+def test_a_special_token_that_is_in_the_vocabulary_too():
+    """With ignore_merges, as in Llama 3, a word of the vocabulary is its id, unmerged."""
+    spec = json.loads(pair("llama3")[0].to_str())
+    assert spec["model"]["ignore_merges"]
+    spec["pre_tokenizer"] = json.loads(pair("gpt2")[0].to_str())["pre_tokenizer"]
+    spec["pre_tokenizer"]["use_regex"] = False
+    spec["model"]["vocab"]["</s>"] = 500
+    spec["added_tokens"].append({
+        "id": 500, "content": "</s>", "special": True, "single_word": False, "lstrip": False,
+        "rstrip": False, "normalized": False,
+    })  # fmt: skip
+    ours = HuggingFaceTokenizer(spec)
+    ids = ours.encode("</s>")
+    assert 500 not in ids and ours.decode(ids) == "</s>" and ours.reserved["</s>"] == 500
+
+
+def test_an_unknown_token_that_is_reserved():
+    """Right values: the library's ids without one; every byte is spelled, so nothing is unknown."""
+    theirs, _ = pair("gpt2")
+    spec = json.loads(theirs.to_str())
+    spec["model"]["unk_token"] = "<|endoftext|>"
+    assert HuggingFaceTokenizer(spec).encode("hen \u4f60") == theirs.encode("hen \u4f60").ids
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda spec: spec["model"].update(end_of_word_suffix="</w>"), "end_of_word_suffix='</w>'"),
+        (lambda spec: spec["model"].update(continuing_subword_prefix="##"), "it would lose text"),
+        (lambda spec: spec["added_tokens"][0].update(id=-5), "has the id -5, expected 0"),
+        (lambda spec: spec["added_tokens"][0].update(id=10**12), "has the id 1000000000000"),
+        (lambda spec: spec["added_tokens"][0].update(id=True), "has the id True"),
+        (lambda spec: spec["added_tokens"][0].update(id=1), "both have the id 1"),
+        (lambda spec: spec["model"]["vocab"].update(a=300), "both have the id 300"),
+    ],
+)
+def test_a_file_that_would_lose_text_or_mix_up_ids(change, said):
+    spec = json.loads(pair("gpt2")[0].to_str())
+    change(spec)
+    with pytest.raises(ValueError, match=said):
+        HuggingFaceTokenizer(spec)
+
+
 def test_text_that_no_token_spells_is_refused():
     """A tokenizer that was trained without all bytes: the library drops them without a word."""
     made = Tokenizer(models.BPE())

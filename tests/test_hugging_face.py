@@ -156,6 +156,22 @@ def test_a_head_of_its_own_that_the_config_says_is_tied(kind, differs, tmp_path)
     assert ("head.W" in lm.weights) == differs
 
 
+@pytest.mark.parametrize("absent", ["max_window_layers", "use_sliding_window", "rms_norm_eps"])
+def test_a_field_that_is_absent_has_the_value_of_transformers(absent, tmp_path):
+    """Right values: transformers' own reading of the same file."""
+    windows = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+    saved(tmp_path, "qwen2", **windows, rms_norm_eps=1e-3)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    del fields["layer_types"], fields[absent]  # which would say what the others do
+    path.write_text(json.dumps(fields))
+    theirs, ours = transformers.AutoConfig.from_pretrained(tmp_path), g.load(tmp_path).config
+    kinds = enumerate(theirs.layer_types)
+    windowed = tuple(i for i, kind in kinds if kind == "sliding_attention")
+    assert (ours.window_layers, ours.window) == (windowed, 7 if windowed else 0)
+    assert ours.norm_eps == theirs.rms_norm_eps
+
+
 @pytest.mark.parametrize("kind", ["mistral", "qwen2"])
 def test_biases_that_an_architecture_does_not_ask_for(kind, tmp_path):
     """Llama's fields alone: transformers passes over them in the others. Right values: its own."""
@@ -231,6 +247,9 @@ def test_no_tokenizer_serves_ids(tmp_path):
     assert len(output.token_ids) == 5 and output.text == ""
     with pytest.raises(ValueError, match="no tokenizer.*pass a prompt of token ids"):
         engine.generate(["Once"])
+    with pytest.raises(ValueError, match=r"stop=.*'e'.* can never match.*pass stop_token_ids"):
+        engine.generate([[1, 2]], g.SamplingParams(stop=("e",)))
+    assert not engine.has_unfinished
 
 
 def test_weights_are_read_when_asked_for(tmp_path):

@@ -3,7 +3,8 @@
 A byte-level file writes the 256 bytes as 256 printable characters, as GPT-2 does. A SentencePiece
 file writes a blank as U+2581 and has tokens <0x00> to <0xFF> for what its alphabet lacks.
 
-Left out: truncation and padding, which belong to batches of equal length.
+Left out: truncation and padding, which belong to batches of equal length, and dropout, which
+belongs to training.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ BLANK = "\u2581"  # SentencePiece's
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
 END_OF_TEXT = "<|endoftext|>"
+MOST_IDS = 2**24  # many times what any tokenizer has
 
 
 def byte_of_character() -> dict[str, int]:
@@ -51,7 +53,11 @@ class BpeSpec:
             raise ValueError(
                 "it is neither byte-level nor has it byte fallback: it would lose text"
             )
+        for name in ("end_of_word_suffix", "continuing_subword_prefix"):
+            if affix := self.model.get(name):
+                raise ValueError(f"it has {name}={affix!r}: it would lose text")
         added = spec.get("added_tokens") or []
+        _check_ids([*self.model["vocab"].items(), *((t["content"], t["id"]) for t in added)])
         size = 1 + max([*self.model["vocab"].values(), *(token["id"] for token in added)])
         self.vocab_size = size if vocab_size is None else vocab_size
         self._sort(added)
@@ -106,7 +112,7 @@ class BpeSpec:
         spec = copy.copy(dict(self.spec))
         merges = [pair for pair in map(_pair, self.model["merges"]) if self._holds(pair)]
         vocab = self.vocab | {t["content"]: t["id"] for t in self.blanks}  # or they get other ids
-        model = {**self.model, "vocab": vocab, "merges": merges}
+        model = {**self.model, "vocab": vocab, "merges": merges, "dropout": None}
         if model.get("unk_token") not in self.vocab:
             model["unk_token"] = None
         spec |= {"model": model, "added_tokens": self.blanks, "post_processor": None}
@@ -150,6 +156,15 @@ def from_vocab_files(folder: Path) -> dict[str, Any]:
         "decoder": level,
         "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
+
+
+def _check_ids(tokens: Iterable[tuple[str, Any]]) -> None:
+    names: dict[int, str] = {}
+    for name, i in tokens:
+        if type(i) is not int or not 0 <= i < MOST_IDS:
+            raise ValueError(f"its token {name!r} has the id {i!r}, expected 0 to {MOST_IDS - 1}")
+        if names.setdefault(i, name) != name:
+            raise ValueError(f"its tokens {names[i]!r} and {name!r} both have the id {i}")
 
 
 def _added(name: str, token_id: int) -> dict[str, Any]:
