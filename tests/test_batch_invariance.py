@@ -25,7 +25,7 @@ from g2c_serving.forward.batch_invariance import BatchInvariant, agreeing, by_ti
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.model import Transformer
 from g2c_serving.forward.numerics import Numerics
-from g2c_serving.forward.tiled_attention import flash, one_by_one
+from g2c_serving.forward.tile_kernels import flash, one_by_one
 from g2c_serving.parts import fingerprint
 from g2c_serving.schedule.prefix_tiers import PrefixCache
 

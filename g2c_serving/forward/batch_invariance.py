@@ -29,15 +29,17 @@ import torch.nn.functional as F
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.numerics import Numerics, RowFunction
-from g2c_serving.forward.tiled_attention import (
-    KEYS,
-    QUERIES,
-    TiledAttention,
+from g2c_serving.forward.tile_kernels import (
     TileKernel,
     aligned,
     attend_tiles,
     flash,
     one_by_one,
+)
+from g2c_serving.forward.tiled_attention import (
+    KEYS,
+    QUERIES,
+    TiledAttention,
     plan_pieces,
     precision_of,
 )

@@ -10,28 +10,28 @@ a block. Each tile is attended by itself, and the tiles are added up one after t
 
 A tile that is hidden whole gets weight 0 and adds exactly nothing, so how many of them stand before
 or after a query's own tiles makes no difference. This is FlashDecoding's split over keys, with a
-split that nothing but the position decides. Left out: reading pages without a copy.
+split that nothing but the position decides. What attends a tile is in `tile_kernels.py`. Left out:
+reading pages without a copy.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.kv_cache import GATHER_BYTES, KVCache
+from g2c_serving.forward.tile_kernels import TileKernel, aligned, attend_tiles, flash
 
 KEYS = 64  # in a tile
 QUERIES = (32, 16, 8, 4, 2, 1)  # sizes that a tile of queries may have
 RESULTS = 1 << 14  # of one query and one tile, kept at a time before they are added up
-TileKernel = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class Piece(NamedTuple):
@@ -146,13 +146,6 @@ def precision_of(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def aligned(rows: torch.Tensor) -> torch.Tensor:
-    """Rows (..., d) filled up to a multiple of 16 numbers. Kernels take other ways at other
-    alignments, so that a query's memory must not begin elsewhere in the next tile; only the first d
-    numbers are used."""
-    return rows if rows.shape[-1] % 16 == 0 else F.pad(rows, (0, -rows.shape[-1] % 16))
-
-
 class TiledAttention:
     """Attends pieces, a few at a time, so that the keys gathered stay in the processor's cache."""
 
@@ -199,60 +192,6 @@ class TiledAttention:
         gathered = self._buffers[which, :size].view(-1, unit, heads, d)
         torch.index_select(pool.view(-1, unit, heads, d), 0, units, out=gathered)
         return gathered.view(-1, KEYS, heads, d).transpose(1, 2)
-
-
-def attend_tiles(
-    kernel: TileKernel,
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `kernel` gives, (B, H, Q, d) and (B, H, Q), for aligned q (B, Q, H, d or a bit more).
-
-    keys, values (B, K, KEYS, d), mask (B, 1, Q, KEYS). Where a head of keys is shared by H / K
-    query heads, its queries stand in it one head after the other.
-    """
-    heads, shared, d = q.shape[2], keys.shape[1], keys.shape[3]
-    if heads == shared:
-        return kernel(q.transpose(1, 2)[..., :d], keys, values, mask)
-    q = q.unflatten(2, (shared, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # (B, K, H / K * Q, d)
-    rows = mask.repeat(1, 1, heads // shared, 1)  # (B, 1, H / K * Q, KEYS)
-    seen, log_weight = kernel(q[..., :d], keys, values, rows)
-    return (
-        seen.unflatten(2, (heads // shared, -1)).flatten(1, 2),
-        log_weight.unflatten(2, (heads // shared, -1)).flatten(1, 2),
-    )
-
-
-def flash(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of q (B, H, Q, d) to one tile each, and the logarithms of the softmax's
-    denominators, (B, H, Q). torch's kernel takes tile by tile and head by head, all in one way."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, keys, values, attn_mask=mask
-    )
-
-
-def one_by_one(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, written out, for where that kernel, private to torch, does not do."""
-    found = [_attend_tile(*one) for one in zip(q, keys, values, mask, strict=True)]
-    return torch.stack([seen for seen, _ in found]), torch.stack([weight for _, weight in found])
-
-
-def _attend_tile(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same for one tile: q (H, Q, d), keys and values (H, KEYS, d), mask (1, Q, KEYS)."""
-    q, keys, values = q.contiguous(), keys.contiguous(), values.contiguous()
-    scores = q @ keys.transpose(1, 2) / math.sqrt(q.shape[-1]) + mask  # (H, Q, KEYS)
-    top = scores.amax(-1, keepdim=True)
-    weights = (scores - top).exp()
-    total = weights.sum(-1, keepdim=True)
-    return (weights / total) @ values, (top + total.log()).squeeze(-1)
 
 
 def add_up(seen: torch.Tensor, log_weight: torch.Tensor) -> torch.Tensor:
