@@ -24,8 +24,9 @@ from g2c_serving.checks import as_int
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.intake import AnyPrompt
+from g2c_serving.intake import AnyPrompt, encode_prompt
 from g2c_serving.process.prompt import Prompt
+from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.request import SamplingParams
 
 END_OF_TURN = "<|end|>"
@@ -62,6 +63,8 @@ class Backend:
     lm      a loaded model: load("tiny"), or a folder, or a live model
     config  how much the engine may hold; as it is, with the prefix cache on
     parse   how a text becomes a prompt; None: as ordinary text, all of it
+    opening whether what the tokenizer puts before a text, a <s> for example, is put before a text
+            here too: transformers and vLLM do, and such a model was trained so
     """
 
     name = "g2c_serving"
@@ -71,10 +74,11 @@ class Backend:
         lm: LanguageModel,
         config: EngineConfig | None = None,
         parse: Callable[[str], AnyPrompt] | None = None,
+        opening: bool = True,
     ) -> None:
         if not isinstance(lm, LanguageModel):
             raise TypeError(f"lm is a {type(lm).__name__}: pass a loaded model, load({lm!r:.60})")
-        self.lm, self._parse = lm, parse
+        self.lm, self._parse, self._opening = lm, parse, opening
         self.engine = Engine(lm, config or EngineConfig(enable_prefix_caching=True))
 
     def complete(
@@ -123,7 +127,10 @@ class Backend:
         )
 
     def _read(self, prompt: AnyPrompt) -> AnyPrompt:
-        return self._parse(prompt) if self._parse and isinstance(prompt, str) else prompt
+        if not isinstance(prompt, str) or not prompt:
+            return prompt
+        found = self._parse(prompt) if self._parse else prompt
+        return opened(self.lm.tokenizer, found) if self._opening else found
 
     def _text(self, prompt: AnyPrompt, token_ids: Iterable[int]) -> str:
         if isinstance(prompt, str | Prompt):
@@ -134,3 +141,14 @@ class Backend:
         """What ends an assistant's turn, beside the model's own end of text."""
         end = self.lm.tokenizer.reserved.get(END_OF_TURN)
         return () if end is None or end >= self.lm.vocab_size else (end,)
+
+
+def opened(tokenizer: Tokenizer, prompt: AnyPrompt) -> AnyPrompt:
+    """A prompt that was a text, behind what its tokenizer puts before a text; as it is where that
+    is nothing, where it begins so already, and where it is ids. The text is encoded by itself, as
+    the first: some tokenizers write a blank before that one alone."""
+    opening = [tokenizer.reserved_id(part.name) for part in getattr(tokenizer, "opening", ())]
+    if not opening or (not isinstance(prompt, str) and isinstance(next(iter(prompt), 0), int)):
+        return prompt
+    ids = encode_prompt(tokenizer, prompt)
+    return ids if ids[: len(opening)] == opening else opening + ids

@@ -161,8 +161,8 @@ def test_a_client_that_leaves_gives_its_blocks_back():
     engines = []
 
     class Seen(CompletionServer):
-        def __init__(self, engine, parse=None):
-            super().__init__(engine, parse)
+        def __init__(self, engine, reader=None):
+            super().__init__(engine, reader)
             engines.append(engine)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -6,22 +6,23 @@ A server is a thin shell around `engine.stream`: it reads a request, streams wha
 the request when its client is gone. What real ones add is around that: many processes, keys,
 limits, chat templates, metrics. This one listens on this machine alone, serves one model, and knows
 GET /v1/models and POST /v1/completions with `prompt` (a text or token ids), `max_tokens`,
-`temperature`, `top_p`, `top_k`, `seed`, `stop`, `ignore_eos`, `stream`, `stream_options`; it does
-not look at other fields. The event loop is one thread, the engine's driver another.
+`temperature`, `top_p`, `top_k`, `seed`, `stop`, `ignore_eos`, `stream`, `stream_options`
+(`completion_request.py`); most other fields it does not look at. The event loop is one thread, the
+engine's driver another, and prompts are encoded in others.
 
 Text is text, whatever it spells (Brief, section 5). With --markers a spelled reserved name becomes
-the token, as in servers that render templates to text: for trusted clients.
+the token, as in servers that render templates to text: for trusted clients. Where the tokenizer
+puts a token before a text, a <s> for example, so does the server; --no-opening leaves it out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -32,22 +33,17 @@ from g2c_serving.async_engine import AsyncEngine
 from g2c_serving.config import EngineConfig
 from g2c_serving.forward.checkpoints import load
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.intake import AnyPrompt
+from g2c_serving.lab.completion_request import Asked, Reader
 from g2c_serving.lab.promoting import promote
 from g2c_serving.lab.small_http import BadRequest, chunk, event, head, read_request, whole
 from g2c_serving.output import RequestOutput
-from g2c_serving.request import SamplingParams
-
-FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos")
 
 
 class CompletionServer:
-    """One engine, many clients. `parse` says how a text becomes a prompt; None: all inert."""
+    """One engine, many clients. What they ask for is read by `reader`; None: any text is inert."""
 
-    def __init__(
-        self, engine: AsyncEngine, parse: Callable[[str], AnyPrompt] | None = None
-    ) -> None:
-        self.engine, self._parse = engine, parse
+    def __init__(self, engine: AsyncEngine, reader: Reader | None = None) -> None:
+        self.engine, self._reader = engine, reader or Reader(engine.lm)
 
     async def serve(self, listener: socket.socket, is_over: asyncio.Event) -> None:
         """Answer who connects, until it is over."""
@@ -59,7 +55,7 @@ class CompletionServer:
         """One connection, one request."""
         try:
             try:
-                await self._answer(*await read_request(reader), writer)
+                await self._answer(*await read_request(reader, writer), writer)
             except BadRequest as err:
                 error = {"message": str(err), "type": "invalid_request_error"}
                 whole(writer, err.status, {"error": error})
@@ -78,26 +74,19 @@ class CompletionServer:
             model = {"id": self.engine.lm.name, "object": "model", "owned_by": "g2c_serving"}
             whole(writer, "200 OK", {"object": "list", "data": [model]})
         elif (method, path) == ("POST", "/v1/completions"):
-            await self._complete(_fields(body), writer)
+            await self._complete(body, writer)
         else:
             raise BadRequest("404 Not Found", f"there is no {method} {path} here")
 
-    async def _complete(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        name = self.engine.lm.name
-        if asked.get("model", name) != name:
-            raise BadRequest("404 Not Found", f"the model {asked['model']!r} is not served: {name}")
-        prompt = asked.get("prompt")
-        if isinstance(prompt, str) and self._parse:
-            prompt = self._parse(prompt)
-        given = {name: asked[name] for name in FIELDS if asked.get(name) is not None}
+    async def _complete(self, body: bytes, writer: asyncio.StreamWriter) -> None:
+        asked = await asyncio.to_thread(self._reader.read, body)  # others are served meanwhile
         try:
-            params = SamplingParams(**{"max_tokens": 16, **given})
-            stream = self.engine.stream(prompt, params)  # type: ignore[arg-type]
+            stream = self.engine.stream(asked.prompt_token_ids, asked.params)
             output = await anext(stream)
         except (TypeError, ValueError) as err:
             raise BadRequest("400 Bad Request", str(err)) from err
         try:
-            if asked.get("stream"):
+            if asked.is_stream:
                 await self._stream(output, stream, asked, writer)
             else:
                 async for later in stream:
@@ -107,9 +96,7 @@ class CompletionServer:
         finally:
             await stream.aclose()
 
-    async def _stream(
-        self, output: RequestOutput, stream: Any, asked: dict[str, Any], writer: Any
-    ) -> None:
+    async def _stream(self, output: RequestOutput, stream: Any, asked: Asked, writer: Any) -> None:
         """An event for each output, with its new text, which may be none; each an HTTP chunk, so
         that a client can tell an end from a cut."""
         writer.write(head("200 OK", "text/event-stream", "Transfer-Encoding: chunked"))
@@ -126,14 +113,14 @@ class CompletionServer:
             except RuntimeError as err:  # the engine failed
                 event(writer, {"error": {"message": str(err)}})
                 break
-        if (asked.get("stream_options") or {}).get("include_usage"):
+        if asked.wants_usage:
             event(writer, self._event(output, "") | {"choices": []} | _usage(output))
         writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
-    def _text(self, output: RequestOutput, asked: dict[str, Any]) -> str:
+    def _text(self, output: RequestOutput, asked: Asked) -> str:
         """All that was written, thoughts and tool calls too, as this interface has it; with `stop`
         the answer alone, up to there."""
-        if asked.get("stop"):
+        if asked.has_stop:
             return output.text
         is_over = output.finish_reason is not None
         return self.engine.lm.tokenizer.visible_text(output.token_ids, final=is_over)
@@ -151,7 +138,11 @@ class CompletionServer:
 
 @contextmanager
 def running(
-    lm: LanguageModel, config: EngineConfig | None = None, port: int = 0, markers: bool = False
+    lm: LanguageModel,
+    config: EngineConfig | None = None,
+    port: int = 0,
+    markers: bool = False,
+    opening: bool = True,
 ) -> Iterator[str]:
     """A server in a thread of its own, while the block runs; its address."""
     try:
@@ -159,7 +150,8 @@ def running(
     except (OSError, OverflowError) as err:
         raise OSError(f"port {port} cannot be had here ({err}): name another one") from err
     engine = AsyncEngine(lm, config or EngineConfig(enable_prefix_caching=True))
-    server = CompletionServer(engine, partial(promote, lm.tokenizer) if markers else None)
+    parse = partial(promote, lm.tokenizer) if markers else None
+    server = CompletionServer(engine, Reader(lm, parse, opening))
     started = Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
 
     async def serve() -> None:
@@ -185,9 +177,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument("--markers", action="store_true",
                         help="reserved names spelled in a prompt become tokens")  # fmt: skip
+    parser.add_argument("--no-opening", action="store_true",
+                        help="put no token of the tokenizer's before a text")  # fmt: skip
     choice = parser.parse_args(argv)
+    options = {"markers": choice.markers, "opening": not choice.no_opening}
     try:
-        with running(load(choice.model), port=choice.port, markers=choice.markers) as address:
+        with running(load(choice.model), port=choice.port, **options) as address:
             print(f"{choice.model} at {address}; Ctrl+C ends it", flush=True)
             Event().wait()
     except KeyboardInterrupt:
@@ -195,18 +190,6 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, TypeError, ValueError) as err:
         print(f"not served: {err}", file=sys.stderr)
     return 1
-
-
-def _fields(body: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except ValueError as err:
-        raise BadRequest("400 Bad Request", f"the body is not JSON: {err}") from err
-    if not isinstance(found, dict):
-        raise BadRequest("400 Bad Request", "the body is not a JSON object")
-    if not isinstance(found.get("stream_options") or {}, dict):
-        raise BadRequest("400 Bad Request", "stream_options is not a JSON object")
-    return found
 
 
 def _usage(output: RequestOutput) -> dict[str, Any]:

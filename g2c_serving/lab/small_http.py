@@ -11,6 +11,8 @@ import json
 from typing import Any
 
 MOST_BYTES = 4 << 20  # of a request's body
+MOST_SECONDS = 60.0  # for a client to send its request
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class BadRequest(Exception):
@@ -21,8 +23,23 @@ class BadRequest(Exception):
         self.status = status
 
 
-async def read_request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
-    """Method, path and body of one HTTP request."""
+async def read_request(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> tuple[str, str, bytes]:
+    """Method, path and body of one HTTP request. A client that waits for leave to send the body
+    gets it; one that does not come to an end is refused."""
+    try:
+        async with asyncio.timeout(MOST_SECONDS):
+            return await _read(reader, writer)
+    except TimeoutError as err:
+        raise BadRequest(
+            "408 Request Timeout", f"the request was not over after {MOST_SECONDS:g} s"
+        ) from err
+
+
+async def _read(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> tuple[str, str, bytes]:
     try:
         first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, path, _ = first.split(" ")
@@ -30,8 +47,12 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
         length = int(fields.get("content-length", 0))
     except (ValueError, asyncio.LimitOverrunError) as err:
         raise BadRequest("400 Bad Request", f"that is no HTTP request: {err}") from err
+    if "transfer-encoding" in fields:
+        raise BadRequest("411 Length Required", "a body needs a Content-Length; no chunks here")
     if not 0 <= length <= MOST_BYTES:
         raise BadRequest("413 Content Too Large", f"a body may have {MOST_BYTES:,} bytes")
+    if fields.get("expect", "").strip().lower() == "100-continue":
+        writer.write(CONTINUE)
     return method, path.partition("?")[0], await reader.readexactly(length)
 
 
