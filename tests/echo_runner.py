@@ -14,11 +14,18 @@ import peer_runner
 
 
 def echo(folder: str, dtype: str, mode: str) -> tuple[str, peer_runner.Serve]:
-    """What goes wrong by mode: "broken" does not start; asked for 13 tokens it dies, for 14 it
-    fails."""
+    """What goes wrong by mode: "broken" does not start, "environment" neither, and tells its own;
+    asked for 13 tokens it dies, for 14 it fails."""
     print(f"echo of {folder}, which nobody should take for an answer")
     if mode == "broken":
         raise RuntimeError("this engine does not start")
+    if mode == "environment":
+        e = os.environ
+        raise RuntimeError(
+            f"OMP {e['OMP_NUM_THREADS']}, MKL {e['MKL_NUM_THREADS']}, "
+            f"MULTI {e['VLLM_ENABLE_V1_MULTIPROCESSING']}, LOG {e['VLLM_LOGGING_LEVEL']}, "
+            f"HF {e['HF_HUB_OFFLINE']}"
+        )
 
     def serve(prompts: list[list[int]], new: int) -> list[list[int]]:
         print('{"ids": "noise"}', flush=True)

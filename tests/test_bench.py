@@ -10,7 +10,14 @@ import pytest
 import torch
 from small_models import random_lm
 
-from g2c_serving.lab import bench, contestants, step_floor, step_times
+from g2c_serving.lab import (
+    bench,
+    bench_command,
+    bench_peers,
+    contestants,
+    step_floor,
+    step_times,
+)
 from g2c_serving.lab.bench_report import Line, Report, Sizes, table
 from g2c_serving.lab.bench_run import one_thread
 from g2c_serving.lab.contestants import Contestant, made_up_prompts, race, share_equal
@@ -104,6 +111,28 @@ def test_threads_are_given_back(report):
 )
 def test_verdicts(bar, measured, at_most, verdict):
     assert Line("x", bar, measured, "", at_most).verdict == verdict
+
+
+@pytest.mark.parametrize("peers", [[], ["--peer", "vllm"]])
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_a_quick_run_judges_nothing(peers, as_json, monkeypatch, capsys):
+    """Right values: at the bar, below it, without one, and one that could not be measured."""
+    found = [Line("a", 4, 9.0, ""), Line("b", 4, 1.0, ""), Line("c", None, 1.0, ""),
+             Line("d", 4, None, "gone")]  # fmt: skip
+    rows = [{"requests": 1.0}]
+    sizes, peer_sizes = Sizes(), bench_peers.PeerSizes()
+    own = Report("here", {}, "tiny", sizes, found, rows, rows, rows, rows)
+    monkeypatch.setattr(bench, "measure", lambda *_: own)
+    other = bench_peers.PeerReport("here", "tiny", "float32", peer_sizes, found, rows, rows)
+    monkeypatch.setattr(bench_peers, "measure", lambda *_, **__: other)
+    assert bench_command.main(["--quick", *peers, *as_json]) == 0
+    quick = capsys.readouterr().out
+    assert quick.count("too small to judge") == 2 and "not measured" in quick
+    assert "meets" not in quick and "falls short" not in quick
+    own.lines = other.lines = found
+    assert bench_command.main([*peers, *as_json]) == 0
+    full = capsys.readouterr().out
+    assert "meets" in full and "falls short" in full and "too small" not in full
 
 
 def test_without_transformers_the_rows_say_so(monkeypatch):

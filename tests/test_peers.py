@@ -80,6 +80,17 @@ def test_a_python_that_is_none(tmp_path):
         PeerProcess("vllm", tmp_path, python=tmp_path / "nowhere")
 
 
+def test_one_thread_whatever_the_users_environment_says(echo, monkeypatch):
+    """Right values: ours for what the comparison rests on, the user's for the rest."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "VLLM_ENABLE_V1_MULTIPROCESSING")
+    for name in names:
+        monkeypatch.setenv(name, "8")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with pytest.raises(PeerError, match="OMP 1, MKL 1, MULTI 0, LOG DEBUG, HF 1"):
+        PeerProcess("echo", "x", mode="environment")
+
+
 def test_closing_twice_is_fine(echo):
     peer = PeerProcess("echo", "x")
     peer.close()

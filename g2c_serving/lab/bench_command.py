@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
 from g2c_serving.forward.checkpoints import load
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import bench, bench_peers, bench_report, bench_servers
+from g2c_serving.lab.bench_report import Line
 from g2c_serving.lab.day_result import Target
 from g2c_serving.lab.peer_process import SECONDS
 from g2c_serving.lab.peer_runner import KINDS
@@ -54,6 +56,7 @@ def _measured(
     quick = TOO_SMALL + "\n" if choice.quick and not choice.json else ""
     if not peers:
         own = bench.measure(lm, bench.QUICK if choice.quick else bench_report.Sizes())
+        own.lines = _judged(own.lines, choice)
         return own.as_json() if choice.json else quick + bench_report.table(own)
     if addresses:
         hour, share = QUICK_TRIAL if choice.quick else (choice.hour, 1.0)
@@ -74,7 +77,13 @@ def _measured(
         mode=choice.peer_mode,
         seconds=choice.peer_seconds,
     )
+    found.lines = _judged(found.lines, choice)
     return found.as_json() if choice.json else quick + bench_peers.table(found)
+
+
+def _judged(lines: list[Line], choice: argparse.Namespace) -> list[Line]:
+    """The lines; of a quick run without a verdict."""
+    return [replace(line, is_judged=not choice.quick) for line in lines]
 
 
 def _pythons(given: list[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from g2c_serving.lab.contestants import TOKENS_A_STEP, Result, share_equal
 
-MEETS, SHORT = "meets", "falls short"
+MEETS, SHORT, TOO_SMALL = "meets", "falls short", "too small to judge"
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,22 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Line:
-    """One ratio beside its bar. `at_most` turns the comparison round; a bar of None only shows."""
+    """One ratio beside its bar. `at_most` turns the comparison round; a bar of None only shows, and
+    so does a measurement that is too small to be judged."""
 
     name: str
     bar: float | None
     measured: float | None
     note: str
     at_most: bool = False
+    is_judged: bool = True
 
     @property
     def verdict(self) -> str:
         if self.bar is None or self.measured is None:
             return "shown" if self.bar is None else "not measured"
+        if not self.is_judged:
+            return TOO_SMALL
         low, high = sorted((self.bar, self.measured))
         return MEETS if (low if self.at_most else high) == self.measured else SHORT
 

@@ -18,11 +18,15 @@ from collections.abc import Callable
 from typing import Any
 
 TOKENS_A_STEP, MOST_REQUESTS = 1024, 128
-ENVIRONMENT = {
+MEASURED = {  # what the comparison rests on, whatever the user's environment says
     "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",  # goes before OMP's, where it is set
+    "OPENBLAS_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it takes the cores that it likes
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: its CPU time is counted
+}
+DEFAULTS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",
@@ -89,8 +93,7 @@ KINDS = {"vllm": vllm, "openvino": openvino}
 def main(kind: str, folder: str, dtype: str, mode: str) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # engines print: none of it may mix with the answers
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    os.environ.update(DEFAULTS | dict(os.environ) | MEASURED)
 
     def say(content: dict[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")
