@@ -206,6 +206,14 @@ def test_json_that_is_nested_too_deeply(tmp_path, file):
     assert f"{path} is damaged" in said
 
 
+@pytest.mark.parametrize("field", ["embedding_dim", "num_heads", "max_seq_len", "hidden_dim"])
+def test_a_size_beyond_all_machines(tmp_path, field):
+    folder = mini(tmp_path)
+    sizes = {"vocab_size": 300, "model_config": MINI.model_config | {field: 2**31}}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    assert f"{field}=2147483648 must be an integer, from 1 to 2147483647" in refusal(folder)
+
+
 @pytest.mark.parametrize("layers", [10_000, 10**8, 10**400])
 def test_more_layers_than_there_are(tmp_path, layers):
     folder = mini(tmp_path)

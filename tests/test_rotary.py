@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 import transformers
+from small_models import random_llama
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+import g2c_serving as g
 from g2c_serving.forbid_sync import forbid_sync
 from g2c_serving.forward.rotary import Rotary, RotaryTable
 
@@ -169,6 +171,23 @@ def test_a_table_grows_without_a_wait_for_the_device():
     with forbid_sync("forward"):
         turn = table.at(positions, torch.float32, 9001)
     assert turn.cos.shape == (2, 1, 8)
+
+
+def test_a_model_with_a_long_context_takes_the_room_of_its_texts():
+    """The engine, with a context of two thousand million and texts beyond one piece of the table.
+    Right values: the same model with a context that its table holds at once, in either order of the
+    texts, batch-invariant."""
+    generator = torch.Generator().manual_seed(4)
+    texts = [torch.randint(0, 300, (n,), generator=generator).tolist() for n in (5, 4200)]
+    params = g.SamplingParams(temperature=0, max_tokens=4, logprobs=0)
+    found = []
+    for context, order in ((4300, (0, 1)), (2**31 - 1, (0, 1)), (2**31 - 1, (1, 0))):
+        lm = random_llama(dim=16, layers=1, heads=2, kv_heads=1, hidden=16, context=context)
+        engine = g.Engine(lm, g.EngineConfig(num_blocks=300, batch_invariant=True))
+        outputs = {i: engine.generate([texts[i]], params)[0] for i in order}
+        assert len(lm.model.rotary._rows[0]) <= 8400
+        found.append([(outputs[i].token_ids, outputs[i].logprobs) for i in (0, 1)])
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize(

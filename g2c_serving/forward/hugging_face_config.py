@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from g2c_serving.checks import as_int
-from g2c_serving.forward.model_config import MOST_LAYERS, ModelConfig
+from g2c_serving.forward.model_config import MOST, MOST_LAYERS, ModelConfig
 from g2c_serving.forward.rotary import SCALINGS, Rotary
 
 Fields = Mapping[str, Any]
@@ -82,7 +82,7 @@ def _refuse(fields: Fields) -> None:
             raise ValueError(f"it has {name}={fields[name]!r}, expected true or false")
 
 
-def _size(fields: Fields, name: str, most: int = 2**31 - 1) -> int:
+def _size(fields: Fields, name: str, most: int = MOST) -> int:
     if fields.get(name) is None:
         raise ValueError(f"it has no {name}; copy config.json again")
     return as_int(name, fields[name], 1, most)

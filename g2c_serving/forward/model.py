@@ -103,7 +103,9 @@ class Transformer:
         if window:
             in_window = numerics.plan(batch, cache, window)
         x = self.embed(batch)  # (N, D)
-        turn = None if self.rotary is None else self.rotary.at(batch.positions, self.dtype)
+        turn = None
+        if self.rotary is not None:
+            turn = self.rotary.at(batch.positions, self.dtype, max(batch.context_lens))
         for block in self.blocks:
             x = block(x, batch, cache, numerics, in_window if block.windowed else plan, turn)
         return numerics.rows(self.logits, x[batch.logit_rows])  # (M, V)

@@ -13,6 +13,7 @@ from g2c_serving.forward.linear import ACTIVATIONS
 from g2c_serving.forward.rotary import Rotary
 
 NORMS = ("layer", "rms")
+MOST = 2**31 - 1  # of anything
 MOST_LAYERS = 10_000  # a file that says more is damaged, and a list of them would fill the memory
 
 
@@ -54,14 +55,17 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for size in fields(self):
             if size.default is MISSING:
-                most = MOST_LAYERS if size.name == "num_layers" else None
+                most = MOST_LAYERS if size.name == "num_layers" else MOST
                 as_int(size.name, getattr(self, size.name), 1, most)
         self._check_heads()
         self._check_window()
         self._check_shape()
 
     def _check_heads(self) -> None:
-        if as_int("head_size", self.head_size, 0) == 0 and self.embedding_dim % self.num_heads:
+        if (
+            as_int("head_size", self.head_size, 0, MOST) == 0
+            and self.embedding_dim % self.num_heads
+        ):
             raise ValueError(
                 f"num_heads={self.num_heads} must divide embedding_dim={self.embedding_dim}"
             )
@@ -80,7 +84,7 @@ class ModelConfig:
         object.__setattr__(self, "window_layers", layers)  # a JSON file gives a list
         if len(set(layers)) < len(layers):
             raise ValueError(f"window_layers={list(layers)} names a layer twice")
-        if (as_int("window", self.window, 0) > 0) != bool(layers):
+        if (as_int("window", self.window, 0, MOST) > 0) != bool(layers):
             raise ValueError(
                 f"window={self.window} and window_layers={list(layers)}: a window needs at least "
                 "one layer, and a window layer a window of 1 or more"

@@ -131,10 +131,10 @@ class RotaryTable:
         nothing = torch.empty(0, head_dim, device=device)
         self._rows = self._grown((nothing, nothing), min(ROWS, max_seq_len))
 
-    def at(self, positions: torch.Tensor, dtype: torch.dtype, end: int = 0) -> Turn:
-        """What turns rows at positions (N,), all before `end`; 0: the context limit. float32 at
-        least: a turned row is rounded once."""
-        rows, end = self._rows, end or self._most
+    def at(self, positions: torch.Tensor, dtype: torch.dtype, end: int) -> Turn:
+        """What turns rows at positions (N,), all before `end`. float32 at least: a turned row is
+        rounded once."""
+        rows = self._rows
         if len(rows[0]) < end:  # twice as many at least, so that it rarely grows
             self._rows = rows = self._grown(rows, min(max(end, 2 * len(rows[0])), self._most))
         dtype = torch.promote_types(dtype, torch.float32)
