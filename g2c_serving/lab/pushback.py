@@ -116,10 +116,10 @@ CLAIMS = (
     )),
     Claim("one_model", "One model, two chips.", (
         Evidence(FOR, "Reported", "only V4.1-Flash, on SM100 or Ascend 950"),
-        Evidence(FOR, "Derived", "our forward pass, too, knows one shape of model and no other",
-                 "forward/checkpoints.py"),
+        Evidence(FOR, "Derived", "our forward pass, too, knows the shapes that it was written for, "
+                 "GPT's and Llama's, and refuses all others", "forward/hugging_face_config.py"),
         Evidence(AGAINST, "Derived", "scheduler, pages, draws and planner ask little of the model: "
-                 "ours serve full and window layers with the same files", "notebook 02"),
+                 "ours serve both shapes, and window layers, with the same files", "notebook 02"),
         Evidence(OPEN, "Not disclosed", "whether others can extend it"),
     )),
     Claim("approximations", "Approximations stack up.", (
