@@ -139,6 +139,13 @@ def test_bytes_that_are_no_text_are_nonsense(rogue):
         PeerProcess("x", "nowhere")
 
 
+def test_a_peers_words_cannot_move_the_cursor(rogue):
+    rogue("pass", first="print('\\x1b[2Jgone', file=sys.stderr); sys.exit(4)")
+    with pytest.raises(PeerError, match="ended with status 4: .*2Jgone") as caught:
+        PeerProcess("x", "nowhere")
+    assert str(caught.value).isprintable()
+
+
 # the race goes on
 
 

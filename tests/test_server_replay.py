@@ -225,3 +225,18 @@ def test_failures_are_listed_below_the_table():
                                         Target(1, 1))  # fmt: skip
     assert f"{url}: 1 failed: the stream was cut after 1 pieces" in bench_servers.table(report)
     assert '"failures"' in report.as_json()
+
+
+def test_an_answer_that_takes_too_long_is_a_failure_of_the_report():
+    """A server that answers after 3 s, given 1."""
+
+    def late(path, body):
+        time.sleep(3)
+        return stream(piece("a", "stop"))
+
+    with scripted(late) as (url, _):
+        report = bench_servers.measure(
+            g.load("tiny"), "tiny", [url], bench_servers.Trial(0.05, 0.1), seconds=1.0
+        )
+    (_, theirs) = report.runs[1]
+    assert not theirs.answered and "was not over after 1 s" in str(theirs.failures)

@@ -64,8 +64,9 @@ def _measured(
             hour, share, Target(choice.first_ms / 1e3, choice.token_ms / 1e3)
         )
         seen = bench_servers.measure(
-            lm, choice.model, addresses, trial, choice.peer_model, not choice.peer_stops_early
-        )
+            lm, choice.model, addresses, trial, choice.peer_model, not choice.peer_stops_early,
+            choice.peer_seconds,
+        )  # fmt: skip
         return seen.as_json() if choice.json else quick + bench_servers.table(seen)
     sizes = QUICK_PEERS if choice.quick else bench_peers.PeerSizes()
     found = bench_peers.measure(
@@ -113,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--peer-mode", choices=("eager", "compiled"), default="eager",
                        help="vLLM's: compiled needs a C++ compiler, and a minute")  # fmt: skip
     group.add_argument("--peer-seconds", type=_positive, default=SECONDS, metavar="SECONDS",
-                       help="give up a start or a round after so long (600)")  # fmt: skip
+                       help="give up a start, a round, an answer after so long (600)")  # fmt: skip
     group.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32",
                        help="all engines' precision")  # fmt: skip
     group = parser.add_argument_group("a server", "Its key, if any, is read from OPENAI_API_KEY.")

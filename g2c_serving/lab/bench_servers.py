@@ -63,18 +63,20 @@ def measure(
     trial: Trial,
     model: str | None = None,
     ignore_eos: bool = True,
+    seconds: float = 600.0,
 ) -> ServerReport:
     """Replay the day against ours and each address in turn. `source` names `lm` to our server,
-    `model` that of the others.
+    `model` that of the others. An answer that is not over after `seconds` has failed.
 
     ServerError for an address that cannot be used; what fails later is counted in the report.
     """
     visits = day.made_up(lm, share=trial.share)
     calls = server_replay.calls_of_day(lm, visits, trial.hour)
     with ExitStack() as stack:
-        others = [Server.at(url, model, ignore_eos=ignore_eos) for url in addresses]
+        options = {"ignore_eos": ignore_eos, "deadline": seconds}
+        others = [Server.at(url, model, **options) for url in addresses]
         progress("our server starts")
-        mine = Server.at(stack.enter_context(our_server(source)))
+        mine = Server.at(stack.enter_context(our_server(source)), deadline=seconds)
         runs = []
         for name, server in (("ours", mine), *((one.url, one) for one in others)):
             progress(f"{len(calls)} requests to {server.url}")

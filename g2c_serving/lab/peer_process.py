@@ -18,6 +18,7 @@ from typing import IO, Any, Self
 
 from g2c_serving.lab.child_process import ChildProcess
 from g2c_serving.lab.contestants import Contestant, Prompts
+from g2c_serving.lab.openai_stream import plain
 
 RUNNER = Path(__file__).with_name("peer_runner.py")
 LAST_LINES = 3  # of what a peer printed, in an error
@@ -25,7 +26,10 @@ SECONDS = 600.0
 
 
 class PeerError(RuntimeError):
-    """The peer does not run here; the message says why."""
+    """The peer does not run here; the message says why, in words that are fit to be printed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(plain(message))
 
 
 class PeerProcess:
