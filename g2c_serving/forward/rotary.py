@@ -23,7 +23,7 @@ import torch
 from g2c_serving.checks import as_int, as_number
 
 SCALINGS = ("default", "linear", "llama3", "yarn")
-ROWS = 4096  # of the table, made at once
+ROWS = 1024  # of the table, made at once
 Rows = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, (T, d) each
 
 
