@@ -16,7 +16,7 @@ from typing import Any
 
 from g2c_serving.config import ALWAYS_FORBID_SYNC, EngineConfig
 from g2c_serving.forbid_sync import forbid_sync
-from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel, odd_weight
 from g2c_serving.history import CPU, HISTORY_STEPS, EngineStats, Event, StepRecord, rows_of
 from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.launches import Launches, Step
@@ -206,7 +206,7 @@ class Loop(Launches):
         for token, logprobs in sampled:
             if token < 0:
                 problem = request.grammar and request.grammar.problem
-                return request.finish("error", problem or FAULTS[token])
+                return request.finish("error", problem or FAULTS[token] + odd_weight(self.lm))
             request.token_ids.append(token)
             if request.grammar is not None:
                 request.grammar.advance(token)

@@ -282,6 +282,16 @@ def test_pickled_weights_are_not_read(llama):
     refuse(llama, "pytorch_model.bin", "save_pretrained", error=FileNotFoundError)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_weight_that_is_no_number_is_named_when_a_request_meets_it(llama, bad):
+    """A large file is not read for it before."""
+    name = "model.layers.1.mlp.up_proj.weight"
+    rewrite(llama, lambda tensors: tensors[name].view(-1)[7:8].fill_(bad))
+    [output] = g.Engine(g.load(llama)).generate([[1, 2]], g.SamplingParams(max_tokens=2))
+    assert output.finish_reason == "error" and "not numbers" in output.message
+    assert "its weight blocks.1.ffn.fc1.W has some that are inf or nan" in output.message
+
+
 # shards
 
 

@@ -50,6 +50,11 @@ class LanguageModel:
         return Transformer(self.config, self.weights)
 
     @cached_property
+    def odd_weight(self) -> str | None:
+        """The first weight that is not all finite numbers; None where all are. Reads them all."""
+        return next((name for name, w in self.weights.items() if not w.isfinite().all()), None)
+
+    @cached_property
     def fingerprint(self) -> str:
         """sha256 of the sizes and of all weights at their own precision, in hexadecimal."""
         digest = hashlib.sha256(repr(self.config).encode())
@@ -58,6 +63,12 @@ class LanguageModel:
             whole = self.weights[name].detach().contiguous()
             digest.update(whole.flatten().view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def odd_weight(lm: Any) -> str:
+    """What to say beside an error of the model's numbers: the weight that it may come from."""
+    name = getattr(lm, "odd_weight", None)
+    return f" (its weight {name} has some that are inf or nan)" if name else ""
 
 
 def param_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
