@@ -181,10 +181,10 @@ def _draw_day(figure: Figure, scale: Scale) -> dict[str, Any]:
         look = {**line(k), "linestyle": "none"}
         (art[kind],) = right.plot([], [], label=kind, **look)
     goal = scale.target().first_token
-    right.axhline(goal, color=GREY, linewidth=1, linestyle="--")
+    right.axhline(goal, color=GREY, linewidth=1, linestyle="--", label="target")
     right.set(yscale="log", ylim=(goal / 50, goal * 50))
-    right.set(xlabel="hour of the arrival", title="ms to the first token (dashed: the target)")
-    right.legend(loc="upper left", fontsize=8, ncols=4, handletextpad=0, columnspacing=0.6)
+    right.set(xlabel="hour of the arrival", title="ms to the first token")
+    right.legend(loc="upper left", fontsize=8, ncols=3, columnspacing=1)
     source_note(right, "Measured here")
     return art
 
