@@ -193,7 +193,7 @@ def test_a_shape_that_the_course_does_not_have(tmp_path, field, value):
     sizes = {"vocab_size": 300, "model_config": MINI.model_config | {field: value}}
     (folder / "config.json").write_text(json.dumps(sizes))
     said = refusal(folder)
-    assert f"model_config has ['{field}']" in said and str(folder / "config.json") in said
+    assert field in said and str(folder / "config.json") in said
 
 
 @pytest.mark.parametrize("file", ["config.json", "manifest.json", "tokenizer.json"])

@@ -301,7 +301,7 @@ def test_replayed_and_other_requests_share_a_batch() -> None:
 @pytest.mark.parametrize(
     ("window", "layers", "message"),
     [
-        (-1, (0,), "window=-1 must be an integer, 0 or more"),
+        (-1, (0,), "window=-1 must be an integer, from 0"),
         (2.5, (0,), "window=2.5 must be an integer"),
         (4, (), r"window=4 and window_layers=\[\]: a window needs at least one layer"),
         (0, (1,), r"window=0 and window_layers=\[1\]"),

@@ -36,8 +36,6 @@ from g2c_serving.paths import DATA
 from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
 from g2c_serving.process.tokenizer import Tokenizer
 
-SIZES = {"embedding_dim", "num_layers", "num_heads", "max_seq_len", "hidden_dim"}
-SIZES |= {"window", "window_layers"}  # of our window model
 BASE_LM = "huggingface_causal_lm"  # the manifest's `kind` of a BaseLM
 
 
@@ -48,11 +46,10 @@ def load_folder(folder: Path) -> LanguageModel:
     content = _read_json(folder, "config.json")
     vocab_size: Any = content.get("vocab_size", manifest.get("vocab_size"))
     try:
-        sizes = content["model_config"]
-        if others := sorted(sizes.keys() - SIZES):
-            raise ValueError(f"model_config has {others}, which the course's models do not have")
-        config = ModelConfig(vocab_size=vocab_size, **sizes)
-    except (AttributeError, KeyError, TypeError, ValueError) as err:
+        config = ModelConfig(vocab_size=vocab_size, **content["model_config"])
+        if other := config.other_than_gpt:
+            raise ValueError(f"model_config has {other}, which is not the shape of the course's")
+    except (KeyError, TypeError, ValueError) as err:
         raise ValueError(
             f"{folder / 'config.json'} is damaged ({err!r}); {_remedy(folder)}"
         ) from err
