@@ -157,3 +157,10 @@ def _refused(folder: Path, *words: str) -> None:
         HuggingFaceTokenizer.load(folder)
     message = str(caught.value)
     assert all(word in message for word in (str(folder), *words)), message
+
+
+def test_its_own_files_are_copied_and_not_written_anew(tmp_path):
+    """A file of ours could not say how theirs splits a text."""
+    with pytest.raises(TypeError, match="copy the files"):
+        HuggingFaceTokenizer(byte_level()).save(tmp_path / "tokenizer.json")
+    assert not list(tmp_path.iterdir())

@@ -6,8 +6,8 @@ tokens do not stand in its model here: they are `reserved`, and come from `Reser
 whatever a text spells (Brief, section 5). In transformers, text that spells one makes it. Tokens
 that were added later count as reserved too, unless they are blank.
 
-Nothing is put before a text by itself: models that were trained with a start token want it written,
-`[*tokenizer.opening, text]`.
+Nothing is put before a text by itself. Models that were trained with a start token want `opening`
+there; `Backend` does it, and encodes the text by itself first, since it may begin with a blank.
 
 Left out: Unigram and WordPiece; chat templates.
 """
@@ -88,7 +88,9 @@ class HuggingFaceTokenizer(Tokenizer):
         return stream.feed(data, 0, final)
 
     def save(self, path: str | Path) -> None:
-        raise NotImplementedError("the folder that it was loaded from has its files: copy those")
+        raise TypeError(
+            f"{path}: not written; copy the files of the folder that this was read from"
+        )
 
     def _encode_each(self, prompt: Prompt) -> list[list[int]]:
         """As ours; where the file writes a blank before a text's beginning alone, a text after
