@@ -115,6 +115,22 @@ def write_tokenizer(root: Path, name: str, size: int, seed: int = 0) -> Path:
     return path
 
 
+@torch.no_grad()
+def fill_gpt2(model: Any, tensors: list[torch.Tensor]) -> None:
+    """Put a `params` list into a GPT2LMHeadModel, all but the head bias, which it has not."""
+    left, body = iter(tensors), model.transformer
+    body.wte.weight.copy_(next(left))  # the head is tied to it
+    body.wpe.weight.copy_(next(left))
+    for block in body.h:
+        block.ln_1.weight.copy_(next(left)), block.ln_1.bias.copy_(next(left))
+        q, qb, k, kb, v, vb = (next(left) for _ in range(6))
+        block.attn.c_attn.weight.copy_(torch.cat([q, k, v], dim=1))
+        block.attn.c_attn.bias.copy_(torch.cat([qb, kb, vb]))
+        for layer in (block.attn.c_proj, block.ln_2, block.mlp.c_fc, block.mlp.c_proj):
+            layer.weight.copy_(next(left)), layer.bias.copy_(next(left))
+    body.ln_f.weight.copy_(next(left)), body.ln_f.bias.copy_(next(left))
+
+
 class Reference:
     """transformers' GPT-2 with the weights of a `params` list, the head bias added by hand."""
 
@@ -132,21 +148,7 @@ class Reference:
         )
         self.model = transformers.GPT2LMHeadModel(config).eval()
         self.head_bias = tensors[-1]
-        with torch.no_grad():
-            self._fill(tensors)
-
-    def _fill(self, tensors: list[torch.Tensor]) -> None:
-        left, body = iter(tensors), self.model.transformer
-        body.wte.weight.copy_(next(left))  # the head is tied to it
-        body.wpe.weight.copy_(next(left))
-        for block in body.h:
-            block.ln_1.weight.copy_(next(left)), block.ln_1.bias.copy_(next(left))
-            q, qb, k, kb, v, vb = (next(left) for _ in range(6))
-            block.attn.c_attn.weight.copy_(torch.cat([q, k, v], dim=1))
-            block.attn.c_attn.bias.copy_(torch.cat([qb, kb, vb]))
-            for layer in (block.attn.c_proj, block.ln_2, block.mlp.c_fc, block.mlp.c_proj):
-                layer.weight.copy_(next(left)), layer.bias.copy_(next(left))
-        body.ln_f.weight.copy_(next(left)), body.ln_f.bias.copy_(next(left))
+        fill_gpt2(self.model, tensors)
 
     @torch.no_grad()
     def greedy(self, ids: list[int], count: int) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -92,3 +94,15 @@ def random_llama(
 def random_ids(lm: g.LanguageModel, count: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, lm.vocab_size, (count,), generator=generator).tolist()
+
+
+def ragged_plan(lengths: Sequence[int], rng: random.Random) -> list[list[tuple[int, int]]]:
+    """Texts of `lengths` cut and mixed at random: for each pass, (text, how many of its tokens)."""
+    left, plan = list(lengths), []
+    while any(left):
+        rows = [i for i, count in enumerate(left) if count]
+        rows = rng.sample(rows, rng.randint(1, len(rows)))
+        plan.append([(i, rng.choice([1, rng.randint(1, left[i])])) for i in rows])
+        for i, count in plan[-1]:
+            left[i] -= count
+    return plan

@@ -1,7 +1,7 @@
 """Loading: an artifact of the parent course, a live course model, and what is not loadable.
 
 The artifacts are written here, from the course's description of its format; the reference logits
-come from transformers' GPT-2, filled from the same list of tensors by this file's own mapping.
+come from transformers' GPT-2, filled from the same list of tensors by the tests' own mapping.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from course_files import fill_gpt2
 
 import g2c_serving as g
 from g2c_serving.forward import checkpoints, course_artifacts
@@ -57,19 +58,8 @@ def gpt2_logits(params: list[torch.Tensor], ids: list[int]) -> torch.Tensor:
         activation_function="gelu",
     )
     model = transformers.GPT2LMHeadModel(config).eval()
-    left = iter(params[:-1])
+    fill_gpt2(model, params)
     with torch.no_grad():
-        body = model.transformer
-        body.wte.weight.copy_(next(left))  # the head is tied to it
-        body.wpe.weight.copy_(next(left))
-        for block in body.h:
-            block.ln_1.weight.copy_(next(left)), block.ln_1.bias.copy_(next(left))
-            q, qb, k, kb, v, vb = (next(left) for _ in range(6))
-            block.attn.c_attn.weight.copy_(torch.cat([q, k, v], dim=1))
-            block.attn.c_attn.bias.copy_(torch.cat([qb, kb, vb]))
-            for layer in (block.attn.c_proj, block.ln_2, block.mlp.c_fc, block.mlp.c_proj):
-                layer.weight.copy_(next(left)), layer.bias.copy_(next(left))
-        body.ln_f.weight.copy_(next(left)), body.ln_f.bias.copy_(next(left))
         return model(torch.tensor([ids])).logits[0]
 
 

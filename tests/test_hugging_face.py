@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from hugging_faces import CONTEXT, SHAPES, logits, saved
+from small_models import ragged_plan
 from test_model import CHUNKS, DECODE, ONE_GO, PREFILL_THEN_DECODE, through_pages
 
 import g2c_serving as g
@@ -58,13 +59,7 @@ def test_logits_of_any_ragged_mix_are_those_of_transformers(both, seed):
     """Texts cut and mixed at random, up to the last position of the context."""
     (model, lm), rng = both, random.Random(seed)
     texts = [ids_of(count, seed) for count in (CONTEXT, rng.randint(1, 64), rng.randint(1, 64))]
-    left, plan = [len(text) for text in texts], []
-    while any(left):
-        rows = [i for i in range(3) if left[i]]
-        rows = rng.sample(rows, rng.randint(1, len(rows)))
-        plan.append([(i, rng.choice([1, rng.randint(1, left[i])])) for i in rows])
-        for i, count in plan[-1]:
-            left[i] -= count
+    plan = ragged_plan([len(text) for text in texts], rng)
     found = through_pages(lm, texts, plan, rng.choice([1, 3, 8, 16]), torch.float64)
     for text, ours in zip(texts, found, strict=True):
         expected = logits(model, text, torch.float64)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import random_ids, random_lm
+from small_models import ragged_plan, random_ids, random_lm
 
 import g2c_serving as g
 from g2c_serving.forward import attention, kv_cache
@@ -88,13 +88,7 @@ def test_logits_of_any_ragged_mix_are_those_of_gpt2(seed):
     position of the context."""
     lm, rng = random_lm(seed=seed), random.Random(seed)
     texts = [random_ids(lm, count, seed) for count in (64, rng.randint(1, 64), rng.randint(1, 64))]
-    left, plan = [len(text) for text in texts], []
-    while any(left):
-        rows = [i for i in range(3) if left[i]]
-        rows = rng.sample(rows, rng.randint(1, len(rows)))
-        plan.append([(i, rng.choice([1, rng.randint(1, left[i])])) for i in rows])
-        for i, count in plan[-1]:
-            left[i] -= count
+    plan = ragged_plan([len(text) for text in texts], rng)
     found = through_pages(lm, texts, plan, rng.choice([1, 3, 8, 16]), torch.float64)
     for text, logits in zip(texts, found, strict=True):
         torch.testing.assert_close(logits, reference(lm, text, torch.float64), rtol=0, atol=1e-10)

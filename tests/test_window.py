@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from small_models import random_ids, random_lm
+from small_models import ragged_plan, random_ids, random_lm
 from test_model import CHUNKS, DECODE, ONE_GO, PREFILL_THEN_DECODE, Plan, through_pages
 
 import g2c_serving as g
@@ -101,13 +101,7 @@ def test_any_ragged_mix_and_any_window(seed: int) -> None:
     rng = random.Random(seed)
     lm = window_lm(rng.choice([1, 2, 3, 8, 16, 17, 63, 64, 70]), seed)
     texts = [random_ids(lm, count, seed) for count in (64, rng.randint(1, 64), rng.randint(1, 64))]
-    left, plan = [len(text) for text in texts], []
-    while any(left):
-        rows = [i for i in range(3) if left[i]]
-        rows = rng.sample(rows, rng.randint(1, len(rows)))
-        plan.append([(i, rng.choice([1, rng.randint(1, left[i])])) for i in rows])
-        for i, count in plan[-1]:
-            left[i] -= count
+    plan = ragged_plan([len(text) for text in texts], rng)
     found = through_pages(lm, texts, plan, rng.choice([1, 3, 8, 16]), torch.float64)
     for text, logits in zip(texts, found, strict=True):
         torch.testing.assert_close(logits, dense(lm, text)[0], rtol=0, atol=1e-10)

@@ -108,26 +108,18 @@ def toggle(label: str, value: bool = False) -> Control:
 
 def text(label: str, value: str, *, rows: int = 3) -> Control:
     """A box of a few lines to type in; it draws at every key."""
-    box = w.Textarea(
-        value=value,
-        description=label,
-        rows=rows,
-        continuous_update=True,
-        style=WHOLE_LABEL,
-        layout=w.Layout(width="780px", max_width="100%"),
-    )
-    return Control(label, box, box, ("", value))
+    return _typed(w.Textarea(rows=rows), label, value, "780px")
 
 
 def entry(label: str, value: str) -> Control:
     """One line to type in, half a page wide."""
-    box = w.Text(
-        value=value,
-        description=label,
-        continuous_update=True,
-        style=WHOLE_LABEL,
-        layout=w.Layout(width="380px", max_width="100%"),
-    )
+    return _typed(w.Text(), label, value, "380px")
+
+
+def _typed(box: w.Text | w.Textarea, label: str, value: str, width: str) -> Control:
+    box.set_trait("value", value)
+    box.description, box.continuous_update, box.style = label, True, WHOLE_LABEL
+    box.layout = w.Layout(width=width, max_width="100%")
     return Control(label, box, box, ("", value))
 
 
