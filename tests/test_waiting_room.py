@@ -6,6 +6,7 @@ Nothing here is timed: the compiler stands still until the test opens its gate.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from grammars import EOS, LM, MODES, checked_step, engine, regex, run, unchecked
 from small_models import random_ids
 
 import g2c_serving as g
-from g2c_serving.sample import grammar_compiler
+from g2c_serving.sample import compiler_thread, grammar_compiler
 from g2c_serving.sample.grammar_compiler import GrammarCompiler
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -305,9 +306,10 @@ def test_the_compiled_are_kept_within_their_bytes(monkeypatch):
 def test_who_takes_too_long_is_left_behind(gate, monkeypatch):
     """The one at fault ends with an error, also if there is nothing else to do; the others behind
     it are compiled by a fresh thread."""
-    monkeypatch.setattr(grammar_compiler, "MAX_SECONDS", 0.05)
     gate.only = regex(["slow"]).source
     e = engine()
+    run_one(e, held_to("first"))  # makes the library, which takes longer
+    monkeypatch.setattr(grammar_compiler, "MAX_SECONDS", 0.05)
     slow, quick = e.add(PROMPT, held_to("slow")), e.add(PROMPT, held_to("quick"))
     final = run(e)
     assert final[slow, 0].finish_reason == "error"
@@ -317,6 +319,50 @@ def test_who_takes_too_long_is_left_behind(gate, monkeypatch):
     assert again.finish_reason == "error"  # at once: it is known
     gate.open()
     assert word_of(run_one(e, held_to("more"))) == "more"
+
+
+class Clock:
+    """The time of day, as the test says; the threads' own times stay as they are."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def __getattr__(self, name: str):
+        return getattr(time, name)
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="the clock counts alone")
+def test_who_waits_for_a_processor_is_not_left_behind(monkeypatch):
+    """A job that has hardly run, whatever the time: only when that is out of all proportion."""
+    clock, thread, gate = Clock(), compiler_thread.CompilerThread(), threading.Event()
+    monkeypatch.setattr(compiler_thread, "time", clock)
+    began = threading.Event()
+    future = thread.submit(lambda: began.set() or gate.wait(WAIT))
+    assert began.wait(WAIT)
+    for clock.now in (0.0, 2.0, 9.0):
+        thread.leave_after(1.0)
+        assert not future.done()
+    clock.now = 11.0
+    thread.leave_after(1.0)
+    assert isinstance(future.exception(0), TimeoutError)
+    gate.set()
+
+
+def test_who_works_for_too_long_is_left_behind(monkeypatch):
+    """By what it has used of a processor; the rest of the time does not matter here."""
+    monkeypatch.setattr(compiler_thread, "PATIENCE", 1e9)
+    stop, thread = threading.Event(), compiler_thread.CompilerThread()
+    future = thread.submit(lambda: all(not stop.is_set() for _ in itertools.repeat(None)))
+    began = time.monotonic()
+    while not future.done() and time.monotonic() < began + WAIT:
+        thread.leave_after(0.02)
+        time.sleep(0.005)
+    assert isinstance(future.exception(0), TimeoutError)
+    stop.set()
+    assert thread.submit(lambda: "the next").result(WAIT) == "the next"
 
 
 def run_one(e: g.Engine, params: g.SamplingParams) -> g.RequestOutput:

@@ -28,7 +28,7 @@ from g2c_serving.sample.grammar import CompiledGrammar, Grammar, GrammarState
 from g2c_serving.sample.grammar_trial import check_pace
 
 KEPT, KEPT_BYTES = 128, 2**28  # compiled grammars that are kept, those used last
-MAX_SECONDS = 20.0  # for one grammar: the others wait behind it
+MAX_SECONDS = 20.0  # of processor time for one grammar: the others wait behind it
 NICENESS = 10
 END = "<|end|>"
 # Bytes that begin no character after those: half a surrogate pair, and what has a shorter spelling
