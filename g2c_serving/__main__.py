@@ -14,7 +14,7 @@ COMMANDS = {
         "g2c_serving.lab.bench_command",
         "speed as ratios, also to other engines",
     ),
-    "train": ("g2c_serving.train.trainer", "train a shipped model anew, or measure its quality"),
+    "train": ("g2c_serving.train.train_command", "train a shipped model anew, or measure it"),
     "cache": ("g2c_serving.cache_command", "what the KV cache on disk holds; empty it"),
     "export": ("g2c_serving.export_command", "a model's weights for transformers, vLLM and others"),
     "render": ("g2c_serving.lab.render", "execute the notebooks and keep their outputs"),

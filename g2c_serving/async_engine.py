@@ -43,6 +43,7 @@ from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.launches import Step
 from g2c_serving.output import RequestOutput
 from g2c_serving.page_calls import PageCalls
+from g2c_serving.parts import make_guards
 from g2c_serving.request import Request, SamplingParams
 from g2c_serving.sample.grammar import GrammarState
 from g2c_serving.sampling import Sampled
@@ -151,7 +152,7 @@ class AsyncEngine(Engine):
         if not self.worker.is_alive:
             if self._flights:
                 return False
-            self.worker, self.guards = DeviceWorker(), self._make_guards()
+            self.worker, self.guards = DeviceWorker(), make_guards(self.config)
         step = self._begin()
         if not step.scheduled:
             self._next_step -= 1

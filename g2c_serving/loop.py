@@ -11,17 +11,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from g2c_serving.config import ALWAYS_FORBID_SYNC, EngineConfig
-from g2c_serving.forbid_sync import forbid_sync
+from g2c_serving.config import EngineConfig
 from g2c_serving.forward.language_model import LanguageModel, odd_weight
 from g2c_serving.history import CPU, HISTORY_STEPS, EngineStats, Event, StepRecord, rows_of
 from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.launches import Launches, Step
 from g2c_serving.output import RequestOutput
-from g2c_serving.parts import make_model, make_prefix_cache, make_speculator
+from g2c_serving.parts import make_guards, make_model, make_prefix_cache, make_speculator
 from g2c_serving.request import EXPECTED, FINISHED, Request
 from g2c_serving.sample.grammar_compiler import GrammarCompiler
 from g2c_serving.sample.ledger import Ledger
@@ -68,14 +66,7 @@ class Loop(Launches):
         self.compiler = GrammarCompiler(*vocabulary, origin=self._made)
         self.waiting_room = WaitingRoom(self.compiler)
         self.events: deque[Event] = deque(maxlen=8 * HISTORY_STEPS)
-        self.guards = self._make_guards()
-
-    def _make_guards(self) -> dict[str, AbstractContextManager]:
-        phases, device = ("draft", "forward", "sample"), self.config.device
-        if not self.config.forbid_sync:
-            return dict.fromkeys(phases, nullcontext())
-        every = 1 if ALWAYS_FORBID_SYNC else 8
-        return {phase: forbid_sync(phase, device, every) for phase in phases}
+        self.guards = make_guards(self.config)
 
     def _step(self) -> None:
         """One step, from its first phase to its last."""

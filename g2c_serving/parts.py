@@ -1,12 +1,15 @@
 """An engine's parts, made from its configuration: the model at its precision, the prefix cache with
-what names the bits of its keys and values, which layers go to which tier, and the disk."""
+what names the bits of its keys and values, which layers go to which tier, the disk, the guards."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
-from g2c_serving.config import DTYPES, EngineConfig
+from g2c_serving.config import ALWAYS_FORBID_SYNC, DTYPES, EngineConfig
 from g2c_serving.drafting import Drafter
+from g2c_serving.forbid_sync import forbid_sync
 from g2c_serving.forward.batch_invariance import BatchInvariant
 from g2c_serving.forward.draft_model import DraftModel
 from g2c_serving.forward.drafter_fit import fit_drafter
@@ -36,6 +39,16 @@ def make_model(lm: LanguageModel, config: EngineConfig) -> Transformer:
     if config.kv_cache_dtype != "auto":
         model = model.with_cache_format(CACHE_FORMATS[config.kv_cache_dtype])
     return model.with_numerics(BatchInvariant()) if config.batch_invariant else model
+
+
+def make_guards(config: EngineConfig) -> dict[str, AbstractContextManager]:
+    """What stands around the launches of a phase and sees who waits for the device, by phase. Each
+    thread that launches needs its own."""
+    phases = ("draft", "forward", "sample")
+    if not config.forbid_sync:
+        return dict.fromkeys(phases, nullcontext())
+    every = 1 if ALWAYS_FORBID_SYNC else 8
+    return {phase: forbid_sync(phase, config.device, every) for phase in phases}
 
 
 def make_speculator(

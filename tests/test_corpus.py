@@ -14,7 +14,7 @@ import pytest
 
 from g2c_serving.process.tokenizer import RESERVED_TOKENS, Reserved, Tokenizer
 from g2c_serving.train import corpus, grammar, words
-from g2c_serving.train.trainer import TOKENIZER
+from g2c_serving.train.train_command import TOKENIZER
 
 BY_HAND = (
     "Once upon a time there was a kind girl named Mia who lived by the river. "

@@ -9,7 +9,7 @@ from small_models import random_lm
 
 import g2c_serving as g
 from g2c_serving.schedule.hit_rule import hit
-from g2c_serving.schedule.prefix_tiers import WindowStates
+from g2c_serving.schedule.window_states import WindowStates
 
 EIGHT = [3, 1, 4, 1, 5, 9, 2, 6]
 WINDOW = 6

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import g2c_serving as g
 from g2c_serving.process.tokenizer import Tokenizer
-from g2c_serving.train import trainer
+from g2c_serving.train import train_command, trainer
 from g2c_serving.train.artifact import save_artifact
 from g2c_serving.train.batches import batch, drill_share
 from g2c_serving.train.gpt import GPT, sliding_window, state_tensors
@@ -28,7 +28,7 @@ WINDOWED = dataclasses.replace(SMALL, model=SHAPE | {"window": 8, "window_layers
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.load(trainer.TOKENIZER)
+    return Tokenizer.load(train_command.TOKENIZER)
 
 
 def stopped_at(config: TrainingConfig, tokenizer: Tokenizer, step: int) -> Run:
@@ -214,21 +214,21 @@ def test_the_tokenizer_that_we_ship_is_learned_from_the_corpus() -> None:
     ],
 )
 def test_errors_of_the_command(tmp_path, capsys, argv: list[str], message: str) -> None:
-    assert trainer.main([*argv, "--out", str(tmp_path / "none")]) == 2
+    assert train_command.main([*argv, "--out", str(tmp_path / "none")]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_unknown_model_name(capsys) -> None:
     with pytest.raises(SystemExit) as stop:
-        trainer.main(["huge"])
+        train_command.main(["huge"])
     assert stop.value.code == 2 and "tiny" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", trainer.MODELS)
+@pytest.mark.parametrize("name", train_command.MODELS)
 def test_the_command_trains_and_writes(name: str, tmp_path, capsys, monkeypatch) -> None:
     small = {"num_layers": 1, "embedding_dim": 32, "num_heads": 2}
-    small |= {"window_layers": [0]} if "window" in trainer.MODELS[name] else {}
-    monkeypatch.setitem(trainer.MODELS, name, trainer.MODELS[name] | small)
-    assert trainer.main([name, "--steps", "2", "--out", str(tmp_path)]) == 0
+    small |= {"window_layers": [0]} if "window" in train_command.MODELS[name] else {}
+    monkeypatch.setitem(train_command.MODELS, name, train_command.MODELS[name] | small)
+    assert train_command.main([name, "--steps", "2", "--out", str(tmp_path)]) == 0
     assert "2 steps" in capsys.readouterr().out
     assert g.load(tmp_path / "models" / name).config.embedding_dim == 32

@@ -19,7 +19,6 @@ Left out: reading from disk while other requests are computed, and the network.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,40 +31,9 @@ from g2c_serving.schedule.block_hash import extend_chain, hash_chain
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.disk_tier import DiskTier
 from g2c_serving.schedule.hit_rule import Hit, hit
+from g2c_serving.schedule.window_states import WindowStates
 
 SLACK = 1  # tokens that never come from the cache: one, to compute the next token's logits from
-HOST_BYTES = 64 << 20  # of window state
-
-
-class WindowStates:
-    """An in-memory directory: block name -> the window layers' keys and values of the `window`
-    tokens up to that block's end, (window, 2, layers, H, d). The least recently used go first."""
-
-    def __init__(self, capacity_bytes: int = HOST_BYTES) -> None:
-        self.capacity_bytes, self.num_bytes = capacity_bytes, 0
-        self._states: OrderedDict[bytes, torch.Tensor] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __contains__(self, name: bytes) -> bool:
-        return name in self._states
-
-    def get(self, name: bytes) -> torch.Tensor:
-        self._states.move_to_end(name)
-        return self._states[name]
-
-    def put(self, name: bytes, state: torch.Tensor) -> None:
-        if name in self._states:
-            return self._states.move_to_end(name)
-        self._states[name] = state
-        self.num_bytes += state.nbytes
-        while self.num_bytes > self.capacity_bytes:
-            self.num_bytes -= self._states.popitem(last=False)[1].nbytes
-
-    def clear(self) -> None:
-        self._states.clear()
-        self.num_bytes = 0
 
 
 @dataclass

@@ -1,20 +1,17 @@
-"""`python -m g2c_serving train`: makes the tokenizer, trains a model, measures what it can do.
+"""A training run: its settings, its steps, its checkpoints, and the artifact that comes of it.
 
 A plain loop: a batch of documents, the loss of the next token, one step of the optimizer. A
-checkpoint every hundred steps lets `--resume` go on as if nothing had happened. On a processor
-with bfloat16 instructions the matrix products run in bfloat16; the weights stay in float32.
-Left out: data on disk, several devices, gradient accumulation.
+checkpoint every hundred steps lets a run go on as if nothing had happened. On a processor with
+bfloat16 instructions the matrix products run in bfloat16; the weights stay in float32. Left out:
+data on disk, several devices, gradient accumulation.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from g2c_serving.paths import DATA, ROOT
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.train.artifact import save_artifact
 from g2c_serving.train.batches import batch, drill_share
-from g2c_serving.train.gpt import DEFAULT_CONFIG, DRAFTER_CONFIG, GPT, WINDOW_CONFIG, state_tensors
+from g2c_serving.train.gpt import DEFAULT_CONFIG, GPT, state_tensors
 from g2c_serving.train.optimizer import make_optimizers, set_learning_rate
 
-TOKENIZER = DATA / "tokenizers" / "tiny" / "tokenizer.json"
 CHECKPOINT_EVERY = 100
-DRAFTER = "tiny-drafter"
-MODELS: dict[str, dict[str, Any]] = {
-    "tiny": DEFAULT_CONFIG,
-    "tiny-window": WINDOW_CONFIG,
-    DRAFTER: DRAFTER_CONFIG,
-}
-DRAFTER_STEPS = 3000  # they are short ones
 
 
 @dataclass(frozen=True)
@@ -169,17 +157,6 @@ def load_checkpoint(run: Run, path: Path) -> None:
     run.restore(torch.load(path, weights_only=True))
 
 
-def show_progress(run: Run) -> None:
-    """A counter in one line of a terminal; in a file, a line every fifty steps."""
-    left = run.seconds / run.step * (run.config.steps - run.step)
-    line = f"step {run.step}/{run.config.steps}  loss {run.loss:.3f}  {run.seconds:.0f} s"
-    line += f", about {left:.0f} s left   "
-    if sys.stdout.isatty():
-        print("\r" + line, end="", flush=True)
-    elif run.step % 50 == 0:
-        print(line.rstrip(), flush=True)
-
-
 def export(run: Run, out: Path, name: str = "tiny") -> dict[str, Any]:
     """Write `out`/models/`name` and `out`/tokenizers/tiny; the results that the manifest states."""
     results = {
@@ -194,79 +171,3 @@ def export(run: Run, out: Path, name: str = "tiny") -> dict[str, Any]:
     save_artifact(folder, state_tensors(run.model), run.config.model, settings, results)
     run.tokenizer.save(out / "tokenizers" / "tiny" / "tokenizer.json")
     return results
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The `train` command. Returns 0, or 2 after a message that says what to do."""
-    args = _parser().parse_args(argv)
-    try:
-        return _COMMANDS[args.what](args)
-    except (ValueError, OSError) as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nstopped; --resume goes on from here", file=sys.stderr)
-        return 130
-
-
-def _train_tokenizer(args: argparse.Namespace) -> int:
-    from g2c_serving.train.vocabulary import learn_tokenizer
-
-    path = args.out / "tokenizers" / "tiny" / "tokenizer.json"
-    tokenizer = learn_tokenizer(args.seed)
-    tokenizer.save(path)
-    print(f"{path}: {tokenizer.vocab_size} tokens")
-    return 0
-
-
-def _train_model(args: argparse.Namespace) -> int:
-    folder = args.out / "models" / args.what
-    if args.measure:
-        from g2c_serving.train.quality import measure
-
-        print(measure(folder).table())
-        return 0
-    usual = DRAFTER_STEPS if args.what == DRAFTER else TrainingConfig.steps
-    steps = usual if args.steps is None else args.steps
-    config = TrainingConfig(steps=steps, seed=args.seed, model=dict(MODELS[args.what]))
-    own = args.out / "tokenizers" / "tiny" / "tokenizer.json"
-    run = _run_of(args.what)(config, Tokenizer.load(own if own.is_file() else TOKENIZER))
-    checkpoint = checkpoint_path(args.out, args.what)
-    if args.resume:
-        load_checkpoint(run, checkpoint)
-    train(run, checkpoint, show_progress)
-    results = export(run, args.out, args.what)
-    print(f"\ndone: {folder}, {results['steps_completed']} steps in "
-          f"{run.seconds:.0f} s, held-out loss {results['final_val_loss']:.3f}")  # fmt: skip
-    return 0
-
-
-def _run_of(name: str) -> type[Run]:
-    if name != DRAFTER:
-        return Run
-    from g2c_serving.train.drafter import DrafterRun
-
-    return DrafterRun
-
-
-def checkpoint_path(out: Path, name: str = "tiny") -> Path:
-    """One checkpoint for each model and each folder that is written to, outside that folder."""
-    if out != DATA:
-        name = f"{name}-{sha256(str(out.resolve()).encode()).hexdigest()[:8]}"
-    return ROOT / ".cache" / "train" / f"{name}.pt"
-
-
-_COMMANDS = {"tokenizer": _train_tokenizer, **dict.fromkeys(MODELS, _train_model)}
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m g2c_serving train", description=__doc__)
-    parser.add_argument("what", choices=list(_COMMANDS))
-    parser.add_argument("--steps", type=int, help="default: as it is shipped")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--out", type=Path, default=DATA, help="where models/ and tokenizers/ go (default: data)"
-    )
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--measure", action="store_true", help="only measure the model's quality")
-    return parser
