@@ -80,6 +80,11 @@ def random_model(kind: str, seed: int = 0, **fields: Any) -> Any:
     else:
         make_config, make_model = CLASSES[kind]
         model = make_model(make_config(**(SIZES | fields)))
+    return filled(model, seed)
+
+
+def filled(model: Any, seed: int) -> Any:
+    """A model of transformers with those random weights, in eval mode."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from g2c_serving.forward.checkpoint_files import read_json
-from g2c_serving.forward.hugging_face_config import model_config
+from g2c_serving.forward.hugging_face_config import completed, model_config
 from g2c_serving.forward.hugging_face_weights import find_weights
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
@@ -46,6 +46,7 @@ def load_folder(folder: Path, tokenizer: Tokenizer | None = None) -> LanguageMod
     path = folder / "config.json"
     fields = read_json(path)
     config = model_config(path, fields)
+    fields = completed(fields)
     weights = find_weights(folder, config, fields)
     if tokenizer is None:
         tokenizer = _read_tokenizer(folder, config.vocab_size)

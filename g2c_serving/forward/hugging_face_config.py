@@ -2,7 +2,7 @@
 
 What it asks for and the decoder does not do is refused, by the field's name: a model that runs with
 one rule left out writes nonsense, or worse, nearly sense. A field that is absent has the value that
-transformers gives it.
+transformers gives it; a size that is absent is refused, since transformers' own is another model's.
 """
 
 from __future__ import annotations
@@ -35,6 +35,18 @@ ONLY = {  # fields that change what is computed, and the one value that is
     "mscale": None,
     "mscale_all_dim": None,
 }
+SHARED = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+DEFAULTS: dict[str, dict[str, Any]] = {  # what a field is that config.json leaves out
+    "gpt2": {
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "eos_token_id": 50256,
+    },
+    "llama": SHARED | {"eos_token_id": 2},
+    "mistral": SHARED | {"eos_token_id": 2, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": SHARED | {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
+}
 FLAGS = "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"
 ROTARY_NUMBERS = {  # theirs -> ours
     "linear": {"factor": "factor"},
@@ -66,11 +78,19 @@ def model_config(path: Path, fields: Fields) -> ModelConfig:
             f"of {list(KINDS)}: take a checkpoint of one of these, or serve this one with "
             "transformers or vLLM"
         )
+    fields = completed(fields)
     try:
         _refuse(fields)
         return _gpt2(fields) if kind == "gpt2" else _llama(kind, fields)
     except (ArithmeticError, TypeError, ValueError) as err:
         raise ValueError(f"{path} cannot be served: {err}") from err
+
+
+def completed(fields: Fields) -> Fields:
+    """The `fields` of a config.json of one of KINDS, and those that it leaves out. One that is null
+    is said to be nothing: no window, no end of a text, as many key heads as query heads."""
+    said = {name: v for name, v in fields.items() if v is not None or name not in FLAGS}
+    return DEFAULTS[fields["model_type"]] | said
 
 
 def _refuse(fields: Fields) -> None:
@@ -92,8 +112,8 @@ def _optional(fields: Fields, name: str, default: int = 0) -> int:
     return default if fields.get(name) is None else _size(fields, name)
 
 
-def _activation(fields: Fields, name: str, default: str) -> str:
-    found = fields.get(name, default)
+def _activation(fields: Fields, name: str) -> str:
+    found = fields[name]
     if not isinstance(found, str) or found not in ACTIVATIONS:
         raise ValueError(f"it has {name}={found!r}, expected one of {sorted(ACTIVATIONS)}")
     return ACTIVATIONS[found]
@@ -108,8 +128,8 @@ def _gpt2(fields: Fields) -> ModelConfig:
         num_heads=_size(fields, "n_head"),
         max_seq_len=_size(fields, "n_positions"),
         hidden_dim=_optional(fields, "n_inner", 4 * dim),
-        norm_eps=fields.get("layer_norm_epsilon", 1e-5),
-        activation=_activation(fields, "activation_function", "gelu_new"),
+        norm_eps=fields["layer_norm_epsilon"],
+        activation=_activation(fields, "activation_function"),
     )
 
 
@@ -131,8 +151,8 @@ def _llama(kind: str, fields: Fields) -> ModelConfig:
         num_kv_heads=_optional(fields, "num_key_value_heads"),
         head_size=_optional(fields, "head_dim"),
         norm="rms",
-        norm_eps=fields.get("rms_norm_eps", 1e-6),
-        activation=_activation(fields, "hidden_act", "silu"),
+        norm_eps=fields["rms_norm_eps"],
+        activation=_activation(fields, "hidden_act"),
         gated=True,
         rotary=_rotary(fields, context),
     )
@@ -152,20 +172,23 @@ def _windows(kind: str, fields: Fields, layers: int) -> tuple[int, tuple[int, ..
     if kinds:
         windowed = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
     else:
-        first = fields.get("max_window_layers", 28) if kind == "qwen2" else 0
+        first = fields["max_window_layers"] if kind == "qwen2" else 0
         first = as_int("max_window_layers", first, 0)
         windowed = tuple(range(first, layers))
     return (window, windowed) if windowed else (0, ())
 
 
 def _rotary(fields: Fields, context: int) -> Rotary:
-    """transformers 5 writes rope_parameters, 4 writes rope_theta and rope_scaling."""
-    given = [fields.get(name) for name in ("rope_parameters", "rope_scaling")]
+    """transformers 5 writes rope_parameters, 4 writes rope_theta and rope_scaling, which goes
+    first where both are."""
+    given = [fields.get(name) for name in ("rope_scaling", "rope_parameters")]
     found: Any = next((one for one in given if one is not None and one != {}), {})
     if not isinstance(found, Mapping):
         raise ValueError(f"it has rope_parameters={found!r}, expected an object")
     _refuse(found)
-    base = found.get("rope_theta", fields.get("rope_theta", 10000.0))
+    if nested := [name for name, value in found.items() if isinstance(value, Mapping)]:
+        raise ValueError(f"it has rope_parameters for {nested} apart, expected one for all layers")
+    base = found.get("rope_theta", fields["rope_theta"])
     kind = found.get("rope_type", found.get("type", "default"))
     if kind == "dynamic":  # differs beyond max_position_embeddings alone, where requests end here
         kind = "default"
@@ -180,5 +203,6 @@ def _rotary(fields: Fields, context: int) -> Rotary:
     numbers = ROTARY_NUMBERS.get(kind, {})
     said = {ours: found[name] for name, ours in numbers.items() if found.get(name) is not None}
     if kind in ("llama3", "yarn"):
-        said["original_max_seq_len"] = _optional(found, "original_max_position_embeddings", context)
+        name = "original_max_position_embeddings"  # beside them it goes first, as in transformers
+        said["original_max_seq_len"] = _optional(fields, name, _optional(found, name, context))
     return Rotary(base, kind, **said)

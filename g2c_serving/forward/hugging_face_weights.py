@@ -17,7 +17,6 @@ import torch
 from g2c_serving.forward.checkpoint_files import AGAIN, DTYPES, Stored, find_tensors
 from g2c_serving.forward.model_config import ModelConfig
 
-TIED = {"gpt2": True, "llama": False, "mistral": False, "qwen2": False}  # where nothing is said
 INNER = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "qwen2": "model."}
 HEAD = "lm_head.weight"
 # In old files, without being weights: masks, and what rotary positions are computed from.
@@ -67,9 +66,9 @@ def find_weights(
     fields: Mapping[str, Any],
     stored: Mapping[str, Stored] | None = None,
 ) -> HuggingFaceWeights:
-    """All that `config`, made of config.json's `fields`, asks for: each there and of its shape, and
-    no other beside them that would change what is computed. `stored`: the tensors, unless they are
-    the folder's.
+    """All that `config`, made of config.json's completed `fields`, asks for: each there and of its
+    shape, and no other beside them that would change what is computed. `stored`: the tensors,
+    unless they are the folder's.
 
     FileNotFoundError or ValueError name the file or the tensor, and the remedy.
     """
@@ -79,8 +78,7 @@ def find_weights(
     whole = any(name.startswith(INNER[kind]) for name in stored)  # not saved without its head
     if whole:
         wanted = [replace(w, theirs=INNER[kind] + w.theirs) for w in wanted]
-    said = fields.get("tie_word_embeddings")
-    tied = TIED[kind] if said is None else said
+    tied = bool(fields.get("tie_word_embeddings"))
     if not tied or _has_other_head(wanted[0], stored):
         shape = config.vocab_size, config.embedding_dim
         wanted.append(Wanted("head.W", HEAD, shape, transposed=True))

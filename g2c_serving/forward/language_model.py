@@ -65,6 +65,11 @@ class LanguageModel:
         return digest.hexdigest()
 
 
+def eos_ids(lm: Any) -> tuple[int, ...]:
+    """All ids that end a text of a model, the first first; none where nothing does."""
+    return () if lm.eos_id is None else (lm.eos_id, *lm.other_eos_ids)
+
+
 def odd_weight(lm: Any) -> str:
     """What to say beside an error of the model's numbers: the weight that it may come from."""
     name = getattr(lm, "odd_weight", None)
