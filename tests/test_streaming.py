@@ -173,6 +173,8 @@ def test_a_fork_goes_its_own_way(ids, stops, place):
 
 
 def test_a_heart_of_three_tokens_comes_with_the_third():
+    """vllm-mlx 109: each token was decoded for itself, and a character that is cut came out as
+    several U+FFFD. It comes whole, once, and nothing of it before."""
     ids = TINY.encode("I \u2764 tea")
     assert [TINY.token_bytes(i) for i in ids[2:5]] == [b"\xe2", b"\x9d", b"\xa4"]
     parser = parse(ids)
@@ -192,6 +194,7 @@ def test_a_heart_of_three_tokens_comes_with_the_third():
     ],
 )
 def test_text_comes_back_whole(text):
+    """vllm-mlx 109 again, in Czech, Thai and emoji."""
     parser = parse(TINY.encode(text))
     assert parser.text() == text and parser.broken_bytes == 0 and parser.first_broken is None
 
@@ -235,8 +238,8 @@ def test_half_a_character_waits_until_finish():
 
 
 def test_a_prompt_that_ends_inside_a_character():
-    """The character comes whole, once, and nothing else of the prompt with it (one engine gave out
-    the whole prompt's text here)."""
+    """vLLM 48853: the whole prompt's text came out with the first token. The character comes whole,
+    once, and nothing else of the prompt with it."""
     prompt = [*TINY.encode("Hello world "), *HEART[:2]]
     parser = OutputParser.after(prompt, TINY)
     for token_id in (HEART[2], 33):
