@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,7 +34,11 @@ _OUR_NAMES = re.compile(r"[0-9a-f]{64}\.(kv|[0-9a-f]+\.part)")
 
 
 class BlockFiles:
-    """The files of a folder. `owner`, hexadecimal digits, names one attempt to write."""
+    """The files of a folder. `owner`, hexadecimal digits, names one attempt to write.
+
+    The names come out of an index that others may have written to: what would be no name of ours,
+    a way out of the folder among it, is a ValueError. Nor need it be files that bear our names.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +46,10 @@ class BlockFiles:
     def path(self, block_hash: bytes, owner: str | None = None) -> Path:
         """Where a block lies, or with `owner` what that one is still writing of it."""
         ending = "kv" if owner is None else f"{owner}.part"
-        return self.folder / f"{block_hash.hex()}.{ending}"
+        name = f"{block_hash.hex()}.{ending}" if isinstance(block_hash, bytes) else ""
+        if not _OUR_NAMES.fullmatch(name):
+            raise ValueError(f"no file of ours is named after {block_hash!r:.80}, {owner!r:.80}")
+        return self.folder / name
 
     def write_part(self, block_hash: bytes, owner: str, payload: memoryview) -> None:
         """Write a block. OSError as the disk gives it.
@@ -53,18 +61,22 @@ class BlockFiles:
             file.write(payload)
 
     def publish(self, block_hash: bytes, owner: str) -> bool:
-        """Give a whole block its name, in one step. False where Windows does not let us, because
-        somebody has the file open."""
+        """Give a whole block its name, in one step. False where a folder has it, or Windows does
+        not let us, because somebody has the file open."""
         try:
             os.replace(self.path(block_hash, owner), self.path(block_hash))
-        except PermissionError:
+        except (PermissionError, IsADirectoryError):
             return False
         return True
 
-    def read(self, block_hash: bytes) -> bytes | None:
-        """The payload of a block, or None where its file does not hold it whole."""
+    def read(self, block_hash: bytes, most_bytes: int) -> bytes | None:
+        """The payload of a block, or None where its file does not hold it whole, or has more than
+        `most_bytes`."""
         try:
-            with open(self.path(block_hash), "rb", buffering=0) as file:
+            with open(self.path(block_hash), "rb", buffering=0, opener=_without_waiting) as file:
+                found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode) or found.st_size > most_bytes:
+                    return None
                 header, payload = file.read(HEADER_BYTES), file.readall()
         except OSError:
             return None
@@ -97,10 +109,15 @@ def _header(block_hash: bytes, payload: bytes | memoryview) -> bytes:
     return fields + checksum.digest()
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """A pipe under our name must not hold us until somebody writes to it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def _unlink(path: Path) -> bool:
     """Whether there is no such file any more."""
     try:
         path.unlink(missing_ok=True)
-    except PermissionError:
+    except (PermissionError, IsADirectoryError):
         return False
     return True

@@ -24,6 +24,7 @@ from pathlib import Path
 INDEX = "index.sqlite3"
 BUSY_SECONDS = 0.5
 GRACE_SECONDS = 60.0  # who has been writing a block for longer is gone, or its clock was wrong
+YEAR_9999 = 253_370_764_800.0  # its begin, in seconds since 1970: what a date can be made of
 _AT_ONCE = 500  # hashes in one query
 
 _SCHEMA = """
@@ -61,6 +62,8 @@ class DiskIndex:
             path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
         try:
+            if _tables(self._db) - _our_tables():  # before a trigger of theirs can run
+                raise ValueError(f"{path} has tables that are not ours")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             if self._db.execute("PRAGMA user_version").fetchone()[0] == 0:
@@ -187,14 +190,23 @@ class DiskIndex:
             raise ValueError(verdict)
 
     def by_traffic(self) -> dict[str, tuple[int, int]]:
-        """Traffic class -> (blocks, bytes)."""
+        """Traffic class -> (blocks, bytes). ValueError for what is no name, no number of bytes."""
         query = "SELECT traffic, count(*), sum(bytes) FROM blocks GROUP BY traffic ORDER BY traffic"
-        return {traffic: (blocks, size) for traffic, blocks, size in self._db.execute(query)}
+        found = {traffic: (blocks, size) for traffic, blocks, size in self._db.execute(query)}
+        for traffic, (_, size) in found.items():
+            if not (isinstance(traffic, str) and traffic.isprintable() and isinstance(size, int)):
+                raise ValueError(f"a row has the traffic class {traffic!r:.80}, {size!r:.80} bytes")
+        return found
 
     def uses(self) -> tuple[float | None, float | None]:
-        """The oldest and the newest last use; None where there is no block."""
+        """The oldest and the newest last use; None where there is no block. ValueError for what is
+        no time from 1970 to the year 9999."""
         query = "SELECT min(last_use), max(last_use) FROM blocks"
-        return self._db.execute(query).fetchone()
+        found = self._db.execute(query).fetchone()
+        for use in found:
+            if use is not None and not (isinstance(use, float) and 0 <= use < YEAR_9999):
+                raise ValueError(f"a row has the last use {use!r:.80}")
+        return found
 
 
 def _tables(db: sqlite3.Connection) -> set[tuple[str, str]]:

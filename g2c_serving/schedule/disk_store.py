@@ -35,7 +35,7 @@ class DiskStore:
     `now` is in seconds since 1970 everywhere."""
 
     def __init__(self, folder: Path, capacity: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # keys and values are their texts
         self.files, self.index = BlockFiles(folder), DiskIndex(folder / INDEX)
         self.capacity = capacity
 
@@ -49,7 +49,7 @@ class DiskStore:
     def read(self, hashes: Sequence[bytes], now: float, payloads: list[bytes]) -> None:
         """Append the leading blocks' payloads, verified, and mark them as used."""
         for block_hash in self.match(hashes, now):
-            payload = self.files.read(block_hash)
+            payload = self.files.read(block_hash, self.capacity)
             if payload is None:
                 self._discard(block_hash, now)
                 break
@@ -121,5 +121,7 @@ class DiskStore:
         """Remove a block that is not what its row says, unless somebody has just replaced it."""
         with self.index.transaction():
             there = self.index.whole([block_hash], now)
-            if there and self.files.read(block_hash) is None and self.files.remove(block_hash):
+            if not there or self.files.read(block_hash, self.capacity) is not None:
+                return
+            if self.files.remove(block_hash):
                 self.index.forget(there)
