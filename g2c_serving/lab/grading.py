@@ -67,7 +67,9 @@ class Verdict:
         for title, text in (("Hint", self.hint), ("Solution", self.solution)):
             if text:
                 body = html.escape(text)
-                parts.append(f"<details><summary>{title}</summary><p>{body}</p></details>")
+                kind = "pre" if "\n" in text else "p"  # code, or words
+                inside = f"<{kind}>{body}</{kind}>"
+                parts.append(f"<details><summary>{title}</summary>{inside}</details>")
         return "".join(parts)
 
 
