@@ -12,7 +12,7 @@ from numbers import Integral
 from typing import Any
 
 from g2c_serving.config import EngineConfig
-from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel, eos_ids
 from g2c_serving.process.no_tokenizer import NoTokenizer
 from g2c_serving.process.prompt import Part, Prompt
 from g2c_serving.process.tokenizer import Tokenizer
@@ -87,8 +87,8 @@ def make_samples(
     `siblings`, fork off it then."""
     seed = secrets.randbits(64) if params.seed is None else params.seed
     stop_ids = set(params.stop_token_ids)
-    if lm.eos_id is not None and not params.ignore_eos:
-        stop_ids |= {lm.eos_id, *lm.other_eos_ids}
+    if not params.ignore_eos:
+        stop_ids |= set(eos_ids(lm))
     most_tokens = min(len(prompt_token_ids) + params.max_tokens, lm.config.max_seq_len)
     samples = [
         Request(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from g2c_serving.config import EngineConfig
-from g2c_serving.forward.language_model import LanguageModel, odd_weight
+from g2c_serving.forward.language_model import LanguageModel, eos_ids, odd_weight
 from g2c_serving.history import CPU, HISTORY_STEPS, EngineStats, Event, StepRecord, rows_of
 from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.launches import Launches, Step
@@ -62,7 +62,7 @@ class Loop(Launches):
         self._unreported: list[RequestOutput] = []  # of a step that an interrupt cut short
         self._next_request_id = self._next_sequence_id = self._next_step = 0
         self._made = time.perf_counter()
-        vocabulary = lm.tokenizer, lm.vocab_size, lm.eos_id
+        vocabulary = lm.tokenizer, lm.vocab_size, eos_ids(lm)
         self.compiler = GrammarCompiler(*vocabulary, origin=self._made)
         self.waiting_room = WaitingRoom(self.compiler)
         self.events: deque[Event] = deque(maxlen=8 * HISTORY_STEPS)

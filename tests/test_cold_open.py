@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 
 import pytest
 from small_models import random_lm
 
+from g2c_serving.forward.language_model import eos_ids
 from g2c_serving.lab import cold_open
-from g2c_serving.lab.one_user import generate_cached
+from g2c_serving.lab.one_user import OneUserModel, generate_cached
 from g2c_serving.lab.source import show_source
 
 
@@ -21,6 +23,22 @@ def test_a_story_begins_with_its_prompt_and_follows_its_seed(lm):
     one, same, other = [cold_open.story(lm, "Once", seed) for seed in (1, 1, 2)]
     assert one == same != other
     assert one.startswith("Once")
+
+
+def test_a_story_ends_with_any_of_several_ends(lm):
+    """Right value: the story that nothing ends, up to the first of them."""
+    whole, at = written(lm), 40
+    unused = next(i for i in range(lm.vocab_size) if i not in whole)
+    ends = dataclasses.replace(lm, eos_id=unused, other_eos_ids=(whole[at],))
+    cut = written(ends)
+    assert cut == whole[: whole.index(whole[at]) + 1] and len(cut) < len(whole)
+    assert cold_open.story(lm, "Once", 1).startswith(cold_open.story(ends, "Once", 1))
+
+
+def written(lm) -> list[int]:
+    draws = iter(range(7, 10**6, 13))
+    pick = lambda logits: next(draws) % len(logits)  # noqa: E731
+    return generate_cached(OneUserModel(lm), [65, 66], 60, eos_ids(lm), pick)
 
 
 def test_one_by_one_the_last_waits_for_all_the_others(lm):

@@ -111,6 +111,19 @@ def test_everybody_gets_the_whole_answer_and_calls_are_calls(small, visits):
         assert len(one.streams) == (2 if forks else one.visit.n)
 
 
+def test_calls_end_with_any_end_of_a_model_that_has_no_end_of_a_call():
+    """As a Llama's chat does, with one id for the end of a turn and one for that of everything."""
+    lm = random_lm(vocab_size=266, context=256)
+    bare = g.Tokenizer(special_tokens=["<|one|>", "<|two|>"])
+    lm = dataclasses.replace(lm, tokenizer=bare, eos_id=256, other_eos_ids=(257,))
+    calls = [visit for visit in day.made_up(lm, seed=3) if visit.calls]
+    asked = [day.params(lm, dataclasses.replace(v, kind=CHAT, answer=100)) for v in calls]
+    outputs = engine(lm).generate([list(visit.asks) for visit in calls], asked)
+    assert {output.token_ids[-1] for output in outputs} == {256, 257}
+    assert {output.finish_reason for output in outputs} == {"stop"}
+    assert not any(v.calls for v in day.made_up(dataclasses.replace(lm, eos_id=None), seed=3))
+
+
 def test_a_fork_has_what_it_was_forked_with_and_goes_its_own_way(small):
     visit = Visit(CHAT, "n", 0.0, tuple(range(40)), 30, seed=5, fork_at=10)
     (one,) = replay(engine(small), [visit], 1, clock="steps").served

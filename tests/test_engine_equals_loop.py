@@ -105,7 +105,7 @@ def test_greedy_tokens_equal_the_one_user_loop(seed):
     arrivals, _ = random_mix(seed)
     found = outcome_of_mix(seed)
     for arrival, ids, reason in zip(arrivals, found.ids, found.reasons, strict=True):
-        expected = generate_cached(LOOP, arrival.prompt, arrival.params.max_tokens, LM.eos_id)
+        expected = generate_cached(LOOP, arrival.prompt, arrival.params.max_tokens, [LM.eos_id])
         assert ids == expected
         assert reason == ("stop" if expected[-1] == LM.eos_id else "length")
 

@@ -19,10 +19,10 @@ from g2c_serving.sample.grammar_compiler import GrammarCompiler
 
 A, B, C, ED = *b"abc", 0xED
 WORDS = ["ab", "abc", "c", "cab", "é"]
-COMPILER = GrammarCompiler(LM.tokenizer, VOCAB, EOS)
+COMPILER = GrammarCompiler(LM.tokenizer, VOCAB, [EOS])
 MERGES = [(A, B, 266), (266, C, 267), (0xC3, 0xA9, 268), (A, ED, 269), (0xA0, 0x80, 270)]
 MERGED = g.Tokenizer(MERGES)
-MERGED_COMPILER = GrammarCompiler(MERGED, 271, EOS)
+MERGED_COMPILER = GrammarCompiler(MERGED, 271, [EOS])
 
 
 def state(grammar: g.Grammar, compiler=COMPILER) -> GrammarState:
@@ -76,7 +76,7 @@ def test_tokens_of_several_bytes_fit_where_their_bytes_do():
     assert allowed(one, 271) == {A, B, 266, 267, 0xC3, 268}
     one.advance(266)
     assert allowed(one, 271) == {C}
-    wide = GrammarCompiler(MERGED, 300, EOS)
+    wide = GrammarCompiler(MERGED, 300, [EOS])
     assert allowed(state(regex(["abc"]), wide), 300) == {A, 266, 267}
 
 
@@ -262,11 +262,32 @@ def test_drafts_of_free_text_have_no_mask():
 
 
 def test_the_default_end_is_the_chats_with_a_trigger_and_the_models_without():
-    assert COMPILER.end_of(regex(["a"])) == EOS
-    assert COMPILER.end_of(regex(["a"], [CALL])) == END
-    assert COMPILER.end_of(regex(["a"], [CALL], PAD)) == PAD
-    bare = GrammarCompiler(g.Tokenizer(special_tokens=["<|stop|>"]), 257, 256)
-    assert bare.end_of(regex(["a"], [A])) == 256  # no chat: the model's
+    assert COMPILER.end_of(regex(["a"])) == (EOS,)
+    assert COMPILER.end_of(regex(["a"], [CALL])) == (END,)
+    assert COMPILER.end_of(regex(["a"], [CALL], PAD)) == (PAD,)
+    bare = GrammarCompiler(g.Tokenizer(special_tokens=["<|stop|>"]), 257, [256])
+    assert bare.end_of(regex(["a"], [A])) == (256,)  # no chat: the model's
+
+
+def test_each_of_a_models_ends_ends_the_whole_output_and_a_named_one_alone():
+    """The bits of all ends where the text is complete, none of them before."""
+    several = GrammarCompiler(LM.tokenizer, VOCAB, [EOS, PAD])
+    for end in (EOS, PAD):
+        one = state(regex(["ab"]), several)
+        assert several.end_of(regex(["ab"])) == (EOS, PAD)
+        assert allowed(one) == {A} and not one.is_over
+        one.advance(A)
+        one.advance(B)
+        assert allowed(one) == {EOS, PAD} and allowed(one.fork()) == {EOS, PAD}
+        one.advance(end)
+        assert one.is_over and not one.is_broken
+    named = regex(["a"], (), END)
+    assert accepts(state(named, several), b"a", END)
+    assert not accepts(state(named, several), b"a", PAD)
+    with pytest.raises(ValueError, match="end_token_id=None"):
+        GrammarCompiler(LM.tokenizer, VOCAB, []).end_of(regex(["a"]))
+    with pytest.raises(ValueError, match="end_token_id"):
+        GrammarCompiler(LM.tokenizer, VOCAB, [EOS, VOCAB]).end_of(regex(["a"]))
 
 
 # ---- what is refused ----

@@ -4,6 +4,7 @@ nobody else. The right values are the `jsonschema` and `re` modules, and `Words`
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
@@ -255,6 +256,19 @@ def test_without_a_trigger_the_end_is_the_end_of_the_request(mode, monkeypatch):
         mode, monkeypatch, [A, B, PAD, 9, 9, 9, 9], regex(WORDS, (), PAD), how={"ignore_eos": True}
     )
     assert (output.token_ids, output.finish_reason) == ([A, B, PAD], "stop")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_model_with_several_ends_ends_a_grammar_with_each(mode, ignore_eos):
+    """Over some seeds both come, each time behind a whole word: a chat model may have been taught
+    the second one alone."""
+    lm = dataclasses.replace(LM, other_eos_ids=(PAD,))
+    asked = [params(regex(WORDS), seed=seed, ignore_eos=ignore_eos) for seed in range(24)]
+    outputs = engine(mode, lm).generate([PROMPT] * len(asked), asked)
+    assert {output.token_ids[-1] for output in outputs} == {EOS, PAD}
+    for output in outputs:
+        assert output.finish_reason == "stop" and bytes(output.token_ids[:-1]).decode() in WORDS
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -20,7 +20,7 @@ LM = random_lm(vocab_size=270, dim=16, hidden=32, seed=1)
 
 def check(one: Grammar) -> None:
     state = compiler().state_of(one, compiler().submit(one).result())
-    check_pace(state, compiler().vocab_size, END)
+    check_pace(state, compiler().vocab_size, [END])
     assert state.is_inside and not state.is_broken
 
 
@@ -61,7 +61,7 @@ def test_a_token_that_takes_too_long_is_the_last(monkeypatch):
     in more ways, and reading it takes the time."""
     rules = 'root ::= [b-z ]{50,60} ((("a"{0,99}){0,99}){0,99}){0,99}'
     monkeypatch.setattr(grammar_compiler, "check_pace", lambda *_: None)
-    mine = GrammarCompiler(LM.tokenizer, LM.vocab_size, 256)
+    mine = GrammarCompiler(LM.tokenizer, LM.vocab_size, [256])
     one = unchecked("ebnf", rules)
     state = mine.state_of(one, mine.submit(one).result())
     for token in b"b" * 50:

@@ -276,7 +276,7 @@ def test_a_grammar_over_it(family):
         "additionalProperties": False,
     }
     grammar = g.Grammar.json_schema(schema)
-    compiler = GrammarCompiler(ours, ours.vocab_size, end)
+    compiler = GrammarCompiler(ours, ours.vocab_size, [end])
     compiled = compiler.submit(grammar).result(timeout=60)
     for seed in range(5):
         rng, state, ids = np.random.default_rng(seed), compiler.state_of(grammar, compiled), []

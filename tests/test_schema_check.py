@@ -68,7 +68,7 @@ KEPT: dict[str, Any] = {
 @cache
 def compiler() -> GrammarCompiler:
     tokenizer = Tokenizer.load(DATA / "tokenizers" / "tiny" / "tokenizer.json")
-    return GrammarCompiler(tokenizer, tokenizer.vocab_size, END)
+    return GrammarCompiler(tokenizer, tokenizer.vocab_size, [END])
 
 
 @cache

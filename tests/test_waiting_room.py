@@ -254,7 +254,7 @@ def test_what_is_compiled_is_kept_as_far_as_there_is_room(gate, monkeypatch):
     """Those used last stay; what is forgotten is compiled again, and serves those who hold it."""
     monkeypatch.setattr(grammar_compiler, "KEPT", 2)
     gate.open()
-    compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, LM.eos_id)
+    compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, [LM.eos_id])
     first = compiler.submit(regex(["a"]))
     for word in ("b", "a", "c", "a", "b"):
         assert compiler.submit(regex([word])).result(WAIT) is not None
@@ -276,7 +276,7 @@ def test_many_at_once_all_come_through_though_few_are_kept(gate, monkeypatch):
 def test_a_failure_that_would_come_again_is_kept(gate, monkeypatch):
     """Or whoever sends a bad grammar again and again keeps the thread busy. Not one by accident."""
     gate.open()
-    compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, LM.eos_id)
+    compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, [LM.eos_id])
     for _ in range(2):
         with pytest.raises(ValueError, match="json_schema cannot be compiled"):
             compiler.submit(NOTHING).result(WAIT)
@@ -297,7 +297,7 @@ def raising(error):
 
 def test_the_compiled_are_kept_within_their_bytes(monkeypatch):
     monkeypatch.setattr(grammar_compiler, "KEPT_BYTES", 1)
-    compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, LM.eos_id)
+    compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, [LM.eos_id])
     for letter in "abc":
         compiler.submit(regex([letter])).result(WAIT)
     assert len(compiler._compiled) <= 2
@@ -385,7 +385,7 @@ def test_a_failure_on_the_way_in_ends_the_request(gate, monkeypatch):
 
 def test_the_thread_goes_with_its_compiler():
     before = threading.active_count()
-    compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, LM.eos_id)
+    compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, [LM.eos_id])
     compiler.submit(regex(["a"])).result(WAIT)
     assert threading.active_count() == before + 1
     del compiler
@@ -439,7 +439,7 @@ def test_the_thread_steps_back_with_the_lock_held_work_behind_it(monkeypatch):
         grammar_compiler, "library", lambda *a: (order.append("library"), real(*a))[1]
     )
     monkeypatch.setattr(grammar_compiler, "step_back", lambda: order.append("steps back"))
-    compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, LM.eos_id)
+    compiler = GrammarCompiler(LM.tokenizer, LM.vocab_size, [LM.eos_id])
     for grammar in (regex(["a"]), g.Grammar.json_schema({"type": "null"}), regex(["b"])):
         assert compiler.submit(grammar).result(WAIT) is not None
     assert order == ["library", "library", *3 * ["steps back"]]

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
-from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel, eos_ids
 from g2c_serving.lab import lanes
 from g2c_serving.lab.one_user import OneUserModel, argmax, generate_cached
 from g2c_serving.lab.own_model import roomy
@@ -44,7 +44,7 @@ def story(lm: LanguageModel, prompt: str, seed: int = 0, temperature: float = 0.
         return int(torch.multinomial(weights, 1, generator=generator).item())
 
     ids = lm.tokenizer.encode(prompt)
-    new_ids = generate_cached(OneUserModel(lm), ids, 160, lm.eos_id, draw)
+    new_ids = generate_cached(OneUserModel(lm), ids, 160, eos_ids(lm), draw)
     return prompt + lm.tokenizer.visible_text(new_ids)
 
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel, eos_ids
 from g2c_serving.lab.conversation import QUESTIONS
 from g2c_serving.lab.table import Table
 from g2c_serving.process.tokenizer import Reserved
@@ -89,7 +89,7 @@ class _Writer:
     def __init__(self, lm: LanguageModel, draw: random.Random) -> None:
         self.lm, self.draw = lm, draw
         self.context = min(lm.config.max_seq_len, MOST_CONTEXT)
-        self.can_call = end_of_call(lm) is not None
+        self.can_call = end_of_call(lm) is not None or bool(eos_ids(lm))
 
     def session(self, kind: str, tenant: str, first: int) -> list[Visit]:
         """The visits of one session, numbered from `first`, as far as the context reaches."""
@@ -162,13 +162,14 @@ class _Writer:
 
 
 def end_of_call(lm: LanguageModel) -> int | None:
-    """The reserved id that ends a tool call: the chat's own, else the model's end of text."""
-    end = lm.tokenizer.reserved.get("<|end|>", lm.eos_id)
+    """The reserved id that ends a tool call, the chat's own, where the model knows it."""
+    end = lm.tokenizer.reserved.get("<|end|>")
     return end if end is not None and end < lm.vocab_size else None
 
 
 def call_grammar(lm: LanguageModel, tokens: int) -> Grammar:
-    """A tool call as JSON that fits into so many tokens."""
+    """A tool call as JSON that fits into so many tokens. Where there is no end of a call, the
+    model's ends of text end it."""
     properties: dict[str, Any] = {"name": {"enum": list(TOOLS)}}
     if tokens >= ROOMY:
         number = {"type": "integer", "minimum": 0, "maximum": 99}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel, eos_ids
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.sample.grammar import Grammar, GrammarState, as_mask, bitmask
 from g2c_serving.sample.grammar_compiler import GrammarCompiler
@@ -92,14 +92,14 @@ def compare(
     """Draw texts token by token from XGrammar's mask for `SCHEMA`, and look at both masks before
     each draw. `done` is the state in which the text is complete: only the end may follow."""
     pieces, rng = pieces_of(lm.tokenizer), np.random.default_rng(seed)
-    compiler = GrammarCompiler(lm.tokenizer, lm.vocab_size, lm.eos_id)
+    compiler = GrammarCompiler(lm.tokenizer, lm.vocab_size, eos_ids(lm))
     grammar = Grammar.json_schema(SCHEMA)
     compiled, end = compiler.submit(grammar).result(), compiler.end_of(grammar)
 
     @lru_cache
     def mask(state: int) -> np.ndarray:
         found = allowed_token_mask(state, pieces, step)
-        found[end] = state == done
+        found[list(end)] = state == done
         return found
 
     steps, differing, where, seen = 0, 0, "", set()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.forward.language_model import LanguageModel, eos_ids
 from g2c_serving.lab import plots
 from g2c_serving.lab.table import Table
 from g2c_serving.process.tokenizer import Tokenizer
@@ -49,8 +49,8 @@ def find(lm: LanguageModel) -> Hole:
     """Both masks along `CALL`."""
     reserved, size = lm.tokenizer.reserved, lm.vocab_size
     rows = _spelled(lm.tokenizer, size), _ours(lm)
-    ids = [i for i in reserved.values() if i != lm.eos_id]
-    names = tuple(name for name, i in reserved.items() if i != lm.eos_id)
+    ids = [i for i in reserved.values() if i not in eos_ids(lm)]
+    names = tuple(name for name, i in reserved.items() if i in ids)
     return Hole(names, *(row[:, ids] for row in rows))
 
 
@@ -73,7 +73,7 @@ def _spelled(tokenizer: Tokenizer, size: int) -> np.ndarray:
 
 def _ours(lm: LanguageModel) -> np.ndarray:
     """The engine's mask (T + 1, V)."""
-    compiler = GrammarCompiler(lm.tokenizer, lm.vocab_size, lm.eos_id)
+    compiler = GrammarCompiler(lm.tokenizer, lm.vocab_size, eos_ids(lm))
     grammar = Grammar.json_schema(SCHEMA)
     state = compiler.state_of(grammar, compiler.submit(grammar).result())
     bits = np.zeros((len(CALL) + 1, -(-lm.vocab_size // 32)), dtype=np.int32)

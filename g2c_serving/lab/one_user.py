@@ -10,7 +10,7 @@ the course has five, which favours this side.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -45,17 +45,17 @@ def generate_cached(
     model: OneUserModel,
     prompt_ids: Sequence[int],
     max_new_tokens: int,
-    eos_id: int | None = None,
+    eos_ids: Collection[int] = (),
     pick: Callable[[torch.Tensor], int] = argmax,
 ) -> list[int]:
-    """The new token ids, `eos_id` included, of one prompt (Brief, "The change of perspective")."""
+    """The new ids of one prompt, one of `eos_ids` included (Brief, "The change of perspective")."""
     cache, new_ids = model.empty_cache(), []
     for token in prompt_ids:  # the prompt, one token at a time
         logits, cache = model.forward_cached(token, cache)
     for _ in range(max_new_tokens):
         next_id = pick(logits)
         new_ids.append(next_id)
-        if next_id == eos_id or len(prompt_ids) + len(new_ids) >= model.max_seq_len:
+        if next_id in eos_ids or len(prompt_ids) + len(new_ids) >= model.max_seq_len:
             break
         logits, cache = model.forward_cached(next_id, cache)
     return new_ids

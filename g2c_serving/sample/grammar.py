@@ -9,7 +9,8 @@ have no bytes, so none is ever allowed but the grammar's own end, once the text 
                         grammar holds from the next token on. What stands in the prompt triggers
                         nothing, and neither do other ids that spell the same
     end_token_id        a reserved id. It ends the grammar: free text again, until the trigger comes
-                        again. Without a trigger the grammar is the whole output, which ends there
+                        again. Without a trigger the grammar is the whole output, which ends there,
+                        or with any of a model's several ends of text where none is named
 
 `sample/grammar_compiler.py` compiles, off the engine's thread. Brief, section 5; DeepInfer applies
 the mask in `fused_sample.py`. Left out: structural tags, and jumping forward over forced text.
@@ -50,7 +51,7 @@ class Grammar:
     """What to hold a text to, and from where on. Made by one of its three class methods; ValueError
     for a source that is none, is too large, or says what could not be kept.
 
-    end_token_id    None: the chat's `<|end|>` if there is a trigger, else the model's end of text
+    end_token_id    None: the chat's `<|end|>` if there is a trigger, else the model's ends of text
     """
 
     kind: str  # json_schema, regex or ebnf
@@ -109,9 +110,11 @@ class CompiledGrammar:
 
 class GrammarState:
     """How far one request is in its grammar: free, or inside with XGrammar's matcher at the end of
-    what was generated. `fork` and `advance` cost a few microseconds."""
+    what was generated. Each id of `end` ends it. `fork` and `advance` cost a few microseconds."""
 
-    def __init__(self, compiled: CompiledGrammar, trigger: tuple[int, ...], end: int) -> None:
+    def __init__(
+        self, compiled: CompiledGrammar, trigger: tuple[int, ...], end: tuple[int, ...]
+    ) -> None:
         self._compiled, self._trigger, self._end = compiled, trigger, end
         self._tail: tuple[int, ...] = ()  # the last generated ids, as many as the trigger has
         self._matcher: Any = None if trigger else self._new_matcher()
@@ -122,7 +125,9 @@ class GrammarState:
     def _new_matcher(self) -> Any:
         import xgrammar
 
-        return xgrammar.GrammarMatcher(self._compiled.automaton, override_stop_tokens=[self._end])
+        return xgrammar.GrammarMatcher(
+            self._compiled.automaton, override_stop_tokens=list(self._end)
+        )
 
     @property
     def is_inside(self) -> bool:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -51,14 +52,15 @@ class Compilation:
 class GrammarCompiler:
     """Grammars over one vocabulary.
 
-    eos_id  the id that ends a text, where the grammar names no end and has no trigger
-    origin  `time.perf_counter()` at zero of `log`; `log` has the newest compilations
+    eos_ids  the ids that end a text, where the grammar names no end and has no trigger
+    origin   `time.perf_counter()` at zero of `log`; `log` has the newest compilations
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, eos_id: int | None, origin: float = 0.0
+        self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int], origin: float = 0.0
     ) -> None:
-        self.tokenizer, self.vocab_size, self.eos_id = tokenizer, vocab_size, eos_id
+        self.tokenizer, self.vocab_size = tokenizer, vocab_size
+        self.eos_ids = tuple(eos_ids)
         self.origin = origin
         self.log: list[Compilation] = []
         self._thread = CompilerThread()
@@ -92,19 +94,18 @@ class GrammarCompiler:
         """The state of a request that has not generated anything yet."""
         return GrammarState(compiled, tuple(grammar.trigger_token_ids), self.end_of(grammar))
 
-    def end_of(self, grammar: Grammar) -> int:
-        """The id that ends the grammar. ValueError if there is none, or it is not reserved."""
-        reserved = self.tokenizer.reserved
-        end = grammar.end_token_id
-        if end is None:
-            end = reserved.get(END, self.eos_id) if grammar.trigger_token_ids else self.eos_id
-        known = [
-            i for i in (*reserved.values(), self.eos_id) if i is not None and i < self.vocab_size
-        ]
-        if end not in known:
+    def end_of(self, grammar: Grammar) -> tuple[int, ...]:
+        """The ids, each of which ends the grammar. ValueError if there is none, or one is not
+        reserved."""
+        reserved, named = self.tokenizer.reserved, grammar.end_token_id
+        if named is None and grammar.trigger_token_ids:
+            named = reserved.get(END)
+        end = self.eos_ids if named is None else (named,)
+        known = {i for i in (*reserved.values(), *self.eos_ids) if i < self.vocab_size}
+        if not end or not known.issuperset(end):
             raise ValueError(
-                f"grammar: end_token_id={end} is not a reserved id of this vocabulary; pass one of "
-                f"{reserved}"
+                f"grammar: end_token_id={named} is not a reserved id of this vocabulary; pass one "
+                f"of {reserved}"
             )
         return end
 

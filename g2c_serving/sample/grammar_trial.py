@@ -9,6 +9,7 @@ compiler's thread. A heuristic: what hides behind a rare beginning is not found.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,10 +19,12 @@ TEXTS, TOKENS = 3, 48
 MAX_MS = 200.0  # of the thread's own time for one such text; an ordinary grammar takes 1 to 15
 
 
-def check_pace(state: GrammarState, vocab_size: int, end: int, max_ms: float = MAX_MS) -> None:
+def check_pace(
+    state: GrammarState, vocab_size: int, end: Sequence[int], max_ms: float = MAX_MS
+) -> None:
     """Write `TEXTS` random texts of `TOKENS` tokens from `state`, which stays where it is, without
     their end where they may go on. ValueError if one takes too long, or comes to where no token may
-    follow. `end` is the id that ends the grammar."""
+    follow. `end` are the ids that end the grammar."""
     rng = np.random.default_rng(0)
     bits = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
     for _ in range(TEXTS):
@@ -37,9 +40,10 @@ def check_pace(state: GrammarState, vocab_size: int, end: int, max_ms: float = M
                     f"admits nothing after {token} tokens of a text: look for a rule without a way "
                     "out, or bounds that exclude each other"
                 )
-            if (allowed == end).all():
+            goes_on = allowed[~np.isin(allowed, end)]
+            if not len(goes_on):
                 break
-            one.advance(int(rng.choice(allowed[allowed != end])))
+            one.advance(int(rng.choice(goes_on)))
             took = 1e3 * (time.thread_time() - began)
             if took > max_ms:
                 raise ValueError(
