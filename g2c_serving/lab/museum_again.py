@@ -1,0 +1,116 @@
+"""The museum's exhibits on what one generation leaves behind for the next.
+
+A test that generates once, on a fresh engine, sees none of it. The parts are the grammar compiler
+(Brief, section 5) and the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import g2c_serving as g
+from g2c_serving.forward.batch import ForwardBatch
+from g2c_serving.forward.model import Transformer
+from g2c_serving.lab import museum_pen as pen
+from g2c_serving.lab.museum import Exhibit, register
+from g2c_serving.lab.museum_pen import END
+from g2c_serving.lab.museum_triggers import LAMP, SWITCH
+from g2c_serving.sample.grammar import CompiledGrammar, Grammar, GrammarState
+from g2c_serving.sample.grammar_compiler import GrammarCompiler
+
+compute = Transformer.forward
+
+# ---- a grammar that is where the last request has left it ----
+
+
+def state_of(self: Any, grammar: Grammar, compiled: CompiledGrammar) -> GrammarState:
+    if not hasattr(self, "states"):
+        self.states = {}
+    if grammar not in self.states:
+        trigger = tuple(grammar.trigger_token_ids)
+        self.states[grammar] = GrammarState(compiled, trigger, self.end_of(grammar))
+    return self.states[grammar]
+
+
+def twice() -> dict[str, Any]:
+    """The same request two times over, in one engine."""
+    prompt = g.Prompt(["Ann: light", g.Reserved("<|tool_call|>")])
+    wanted, held = pen.ids("the lamp, again", END), pen.ids(LAMP, END)
+    e = pen.engine(pen.model(pen.wishes({"Ann: light\0": [wanted, held]})))
+    grammar = Grammar.json_schema(SWITCH, end_token_id=END)
+    params = g.SamplingParams(60, seed=1, grammar=grammar)
+    calls = [e.generate([prompt], params)[0].tool_calls[0].text for _ in range(2)]
+    return {"the tool gets": calls[0], "a minute later": calls[1]}
+
+
+def is_not_the_same(seen: dict[str, Any]) -> str:
+    first, second = seen["the tool gets"], seen["a minute later"]
+    if first == second:
+        return ""
+    return f"the same request was {first!r} the first time, and {second!r} the second"
+
+
+register(
+    Exhibit(
+        "second_call",
+        "The first call is right, and none after it",
+        ("LLMs-from-scratch 925",),
+        "grammar",
+        "g2c_serving.sample.grammar_compiler.GrammarCompiler.state_of",
+        state_of,
+        twice,
+        is_not_the_same,
+        "A course's model with a cache kept its place in the text from one generation to the next: "
+        "the first was right, each after it began in the middle of nowhere, and a restart helped. "
+        "Here it is a grammar that keeps its place. What is compiled may be kept for all; how far "
+        "one request has come may not.",
+        "What can two requests share: `compiled`, or a `GrammarState`?",
+        GrammarCompiler.state_of,
+    )
+)
+
+
+# ---- a model that counts on ----
+
+
+def forward(self: Transformer, batch: ForwardBatch, cache: Any) -> torch.Tensor:
+    first = getattr(cache, "length", 0)
+    cache.length = first + len(batch.token_ids)
+    if len(batch.context_lens) == 1:
+        batch = replace(batch, positions=torch.arange(first, cache.length))
+    return compute(self, batch, cache)
+
+
+def two_stories() -> dict[str, Any]:
+    """The shipped model, asked for the same story twice."""
+    e = g.Engine(g.load("tiny"), g.EngineConfig(num_blocks=16))
+    params = g.SamplingParams(12, temperature=0)
+    first, second = (e.generate(["Once upon a time"], params)[0].text for _ in range(2))
+    return {"Ann reads": first, "Bob asks the same, and reads": second}
+
+
+def is_another(seen: dict[str, Any]) -> str:
+    first, second = seen.values()
+    return "" if first == second else f"at temperature 0, {first!r} became {second!r}"
+
+
+register(
+    Exhibit(
+        "second_story",
+        "Only the first answer after a start makes sense",
+        ("LLMs-from-scratch 925", "AutoAWQ 170"),
+        "numerics",
+        "g2c_serving.forward.model.Transformer.forward",
+        forward,
+        two_stories,
+        is_another,
+        "The model counted itself at which position it was, so that a caller had less to say. For "
+        "one text that is right. The second text began at the position where the first had ended, "
+        "and its words stood in the wrong places: the text became worse, and nothing said so.",
+        "Who else knows the position of each token? When would this count have to begin anew?",
+        compute,
+    )
+)
