@@ -65,17 +65,21 @@ class Copier:
 
     @allow_sync("a stand-in for a model reads what it is given")
     def forward(self, batch: ForwardBatch, cache: TokenPages) -> torch.Tensor:
-        """Logits (M, V): those of the tokens that may follow stand out."""
+        """Logits (M, V), each row from what the pages hold of its context."""
         cache.tokens.view(-1)[batch.slots] = batch.token_ids
         wanted = batch.logit_rows.tolist()
         logits = torch.zeros(len(wanted), VOCAB_SIZE)
         for row, last in zip(logits, wanted, strict=True):
             r = next(i for i, start in enumerate(batch.query_start) if start > last) - 1
             length = batch.context_lens[r] - (batch.query_start[r + 1] - 1 - last)
-            context = cache.tokens[batch.block_tables[r]].flatten()[:length].tolist()
-            counts = torch.bincount(torch.tensor(followers(context)), minlength=VOCAB_SIZE)
-            row[:] = torch.where(counts > 0, counts.float().log() + 30, 0.0)
+            tokens = cache.tokens[batch.block_tables[r]].flatten()[:length]
+            row[:] = self.logits(tokens.tolist())
         return logits
+
+    def logits(self, context: list[int]) -> torch.Tensor:
+        """A row (V,): the tokens that may follow stand out."""
+        counts = torch.bincount(torch.tensor(followers(context)), minlength=VOCAB_SIZE)
+        return torch.where(counts > 0, counts.float().log() + 30, 0.0)
 
 
 @dataclass

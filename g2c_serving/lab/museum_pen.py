@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 import g2c_serving as g
-from g2c_serving.forbid_sync import allow_sync
-from g2c_serving.forward.batch import ForwardBatch
-from g2c_serving.lab.museum_model import MOST_STEPS, Copier, CopierLM, TokenPages
+from g2c_serving.lab.museum_model import MOST_STEPS, Copier, CopierLM
 
 TOKENIZER = g.Tokenizer()  # bytes and reserved tokens
 END_OF_TEXT, SYSTEM, USER, ASSISTANT, CALL, END, THINK, END_THINK = (
@@ -37,18 +35,8 @@ class Pen(Copier):
         super().__init__(config)
         self.write, self.others = write, others
 
-    @allow_sync("a stand-in for a model reads what it is given")
-    def forward(self, batch: ForwardBatch, cache: TokenPages) -> torch.Tensor:
-        """Logits (M, V)."""
-        cache.tokens.view(-1)[batch.slots] = batch.token_ids
-        rows = []
-        for last in batch.logit_rows.tolist():
-            r = batch.query_start.index(last + 1) - 1
-            tokens = cache.tokens[batch.block_tables[r]].flatten()[: batch.context_lens[r]]
-            rows.append(self._logits(tokens.tolist()))
-        return torch.stack(rows)
-
-    def _logits(self, context: list[int]) -> torch.Tensor:
+    def logits(self, context: list[int]) -> torch.Tensor:
+        """A row (V,)."""
         row = torch.full((TOKENIZER.vocab_size,), self.others)
         wanted = self.write(context)
         for place, token in reversed(list(enumerate(wanted))):
