@@ -96,14 +96,17 @@ def counts(text: str) -> str:
 
 
 @contextmanager
-def fixed_generators() -> Iterator[None]:
-    """The generators that all of a process share begin as they do each time, and go on afterwards
-    as if nothing had been drawn: a scene of chance is the same whenever it is run."""
-    state = random.getstate()
+def steady() -> Iterator[None]:
+    """A scene of chance is the same whenever and wherever it is run: the generators that all of a
+    process share begin as they do each time, torch computes in one thread, and all of it goes on
+    afterwards as if nothing had been drawn."""
+    state, num_threads = random.getstate(), torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        random.seed(0)
         try:
+            torch.set_num_threads(1)
+            torch.manual_seed(0)
+            random.seed(0)
             yield
         finally:
             random.setstate(state)
+            torch.set_num_threads(num_threads)

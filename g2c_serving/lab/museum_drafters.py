@@ -42,6 +42,7 @@ def _network() -> g.LanguageModel:
     return dice.network()
 
 
+@dice.steady()
 def drafting_for_itself() -> dict[str, Any]:
     """The drafter is the target itself, so it guesses right each time."""
     params = g.SamplingParams(temperature=0, max_tokens=26)
@@ -60,11 +61,11 @@ def drafting_for_itself() -> dict[str, Any]:
 def guessed_wrong(seen: dict[str, Any]) -> str:
     same, accepted, steps = seen.values()
     if same != "yes":
-        return "speculation has changed a greedy text."
+        return "speculation has changed a greedy text"
     if set(accepted) != {4}:
         return (
             "the drafter is the target itself, so that all 4 drafts stand in each step. Here so "
-            f"many did: {', '.join(map(str, accepted))}; it took {steps} steps in place of 6."
+            f"many did: {', '.join(map(str, accepted))}; it took {steps} steps in place of 6"
         )
     return ""
 
@@ -120,10 +121,10 @@ class KeyedDrafter(Drafter):
         return draw(weights.clone(), words).tokens, weights
 
 
+@dice.steady()
 def twelve_times() -> dict[str, Any]:
     fair, params = dice.die(dice.FAIR), g.SamplingParams(max_tokens=13, seed=7)
-    with dice.fixed_generators():
-        runs = dice.texts(dice.speculating(fair, fair), *[params] * 12)
+    runs = dice.texts(dice.speculating(fair, fair), *[params] * 12)
     return {"first": runs[0], "second": runs[1], "different texts of 12": len(set(runs))}
 
 
@@ -132,7 +133,7 @@ def not_one_text(seen: dict[str, Any]) -> str:
     if count == 1:
         return ""
     return (
-        f"sent twelve times with the seed 7, one request had {count} texts: {first}, {second} ..."
+        f"sent twelve times with the seed 7, one request had {count} texts: {first}, then {second}"
     )
 
 

@@ -44,20 +44,21 @@ class HonestDrafter(Drafter):
         return super()._draw(logits.bfloat16(), settings, i, mask)
 
 
+@dice.steady()
 def tosses() -> dict[str, Any]:
     """A bent coin that drafts for itself. Its logits are so large that bfloat16, which has eight
     digits, rounds both to 300."""
     coin = dice.die({"H": 0.75, "T": 0.25}, level=301.2)
-    params = g.SamplingParams(max_tokens=21, n=24, seed=1)
+    params = g.SamplingParams(max_tokens=21, n=12, seed=1)
     seen = {}
     for label, e in (("without", dice.engine(coin, 256)), ("with", dice.speculating(coin, coin))):
-        seen[f"heads in 480 tosses, {label} speculation"] = sum(
+        seen[f"heads in 240 tosses, {label} speculation"] = sum(
             text[1:].count("H") for text in dice.texts(e, params)
         )
     return seen
 
 
-def chi_square(heads: int, tosses: int = 480, chance: float = 0.75) -> float:
+def chi_square(heads: int, tosses: int = 240, chance: float = 0.75) -> float:
     expected = tosses * chance
     return (heads - expected) ** 2 / expected + (heads - expected) ** 2 / (tosses - expected)
 
@@ -66,8 +67,8 @@ def bent(seen: dict[str, Any]) -> str:
     for label, heads in seen.items():
         if (far := chi_square(heads)) > 10.83:  # once in a thousand, with one degree of freedom
             return (
-                f"{label}: {heads}, where 360 are right. A chi-square of {far:.0f}; an honest coin "
-                "is above 10.8 once in a thousand."
+                f"{label}: {heads}, where 180 are right. A chi-square of {far:.0f}; an honest coin "
+                "is above 10.8 once in a thousand"
             )
     return ""
 
@@ -114,11 +115,12 @@ def refuse_once(
     return accept(weights, broken, batch, drafts, rows, ledger)  # and leave the weights alone
 
 
+@dice.steady()
 def after_a_refusal() -> dict[str, Any]:
     """The drafter offers a too often, b as often as is right, c never."""
     target, drafter = dice.die({"a": 0.6, "b": 0.2, "c": 0.2}), dice.die({"a": 0.8, "b": 0.2})
     e = dice.speculating(target, drafter)
-    samples = dice.texts(e, g.SamplingParams(max_tokens=21, n=24, seed=1))
+    samples = dice.texts(e, g.SamplingParams(max_tokens=21, n=12, seed=1))
     drafted = [d for record in e.history for d in record.drafts]
     instead = Counter(chr(d.token) for d in drafted if d.accepted < d.verified)
     return {
@@ -133,7 +135,7 @@ def not_what_was_missing(seen: dict[str, Any]) -> str:
         return ""
     return (
         f"in place of a refused a came {instead}. The drafts bring as many b as the target wants, "
-        "so what is missing is c alone."
+        "so what is missing is c alone"
     )
 
 

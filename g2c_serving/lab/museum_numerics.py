@@ -31,6 +31,7 @@ def _network() -> g.LanguageModel:
     return dice.network(sharpness=0.3)
 
 
+@dice.steady()
 def in_company() -> dict[str, Any]:
     """Ann's numbers alone, and beside Bob's: same prompt length, so that they share a kernel."""
     params = g.SamplingParams(temperature=0, max_tokens=10, logprobs=0)
@@ -52,7 +53,7 @@ def other_bits(seen: dict[str, Any]) -> str:
         return ""
     return (
         f"in the batch-invariant mode {len(differ)} of Ann's {len(alone)} numbers have other bits "
-        f"beside Bob: {differ[0][0]} became {differ[0][1]}."
+        f"beside Bob: {differ[0][0]} became {differ[0][1]}"
     )
 
 

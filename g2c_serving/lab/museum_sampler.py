@@ -33,6 +33,7 @@ def crossing(ordered: torch.Tensor, count: torch.Tensor, top_p: np.ndarray) -> t
     return torch.minimum(short + 1, count)  # the token that crosses stays
 
 
+@dice.steady()
 def a_die_of_four() -> dict[str, Any]:
     seen = {}
     for top_p in (0.25, 0.5, 0.75, 1.0):
@@ -48,7 +49,7 @@ def other_faces(seen: dict[str, Any]) -> str:
         if faces != wanted:
             return (
                 f"the four faces have 1/4 each. With {label.split(':')[0]} the faces {wanted} "
-                f"reach it, but {faces} were rolled."
+                f"reach it, but {faces} were rolled"
             )
     return ""
 
@@ -89,6 +90,7 @@ def from_the_tail(ordered: torch.Tensor, count: torch.Tensor, top_p: np.ndarray)
     return count - (shares <= 1 - p).sum(-1, keepdim=True)
 
 
+@dice.steady()
 def a_tiny_share() -> dict[str, Any]:
     """Ann wants the likeliest face and nothing else; Bob does not care."""
     e = dice.engine(dice.die({"1": 0.2, "2": 0.3, "6": 0.5}))
@@ -104,9 +106,9 @@ def a_tiny_share() -> dict[str, Any]:
 def not_the_likeliest(seen: dict[str, Any]) -> str:
     ann, bob = seen.values()
     if bob.startswith("error"):
-        return f"Ann's top_p ends Bob's answer too, with an {bob}."
+        return f"Ann's top_p ends Bob's answer too, with an {bob}"
     if ann != "666666":
-        return f"Ann's top_p leaves the likeliest face alone, 6; she got {ann}."
+        return f"Ann's top_p leaves the likeliest face alone, 6; she got {ann}"
     return ""
 
 
@@ -151,6 +153,7 @@ def greedy_by_rule(
     return integer_weights(scores, replace(batch, top_k=top_k), best)
 
 
+@dice.steady()
 def a_close_call() -> dict[str, Any]:
     """Of "n" and "y" each is as likely as the other: at temperature 0 the lower id is right."""
     lm = dice.die({"n": 0.49, "y": 0.49, "?": 0.02})
@@ -168,7 +171,7 @@ def not_the_argmax(seen: dict[str, Any]) -> str:
         if text != "n" * 8:
             return (
                 f"{label}: {text}. At temperature 0 nothing is drawn: of two equal logits the "
-                "lower id wins each time, n."
+                "lower id wins each time, n"
             )
     return ""
 

@@ -39,13 +39,13 @@ def one_call_for_all(requests: Sequence[Any], vocab_size: int) -> SamplingBatch:
     return replace(batch, seeds=np.array(fresh, dtype=np.uint64))
 
 
+@dice.steady()
 def beside_bob() -> dict[str, Any]:
-    with dice.fixed_generators():
-        e = dice.engine(dice.die(dice.FAIR))
-        seen = {"Ann, seed 7, alone": dice.texts(e, rolls(LUCKY))[0]}
-        for time in ("once", "again"):
-            seen[f"beside Bob without a seed, {time}"] = dice.texts(e, rolls(None), rolls(LUCKY))[1]
-        seen["beside Bob with the seed 8"] = dice.texts(e, rolls(8), rolls(LUCKY))[1]
+    e = dice.engine(dice.die(dice.FAIR))
+    seen = {"Ann, seed 7, alone": dice.texts(e, rolls(LUCKY))[0]}
+    for time in ("once", "again"):
+        seen[f"beside Bob without a seed, {time}"] = dice.texts(e, rolls(None), rolls(LUCKY))[1]
+    seen["beside Bob with the seed 8"] = dice.texts(e, rolls(8), rolls(LUCKY))[1]
     return seen
 
 
@@ -54,7 +54,7 @@ def not_all_alike(seen: dict[str, Any]) -> str:
     if set(others) == {alone}:
         return ""
     other = next(text for text in others if text != alone)
-    return f"Ann's seed is 7 each time, and she rolled {alone} alone, {other} in company."
+    return f"Ann's seed is 7 each time, and she rolled {alone} alone, {other} in company"
 
 
 register(
@@ -93,6 +93,7 @@ def count_the_draws(requests: Sequence[Any], vocab_size: int) -> SamplingBatch:
     return replace(batch, positions=np.array([r.draw for r in requests]))
 
 
+@dice.steady()
 def pushed_out() -> dict[str, Any]:
     """Bob came first, so Ann is the one who has to go when the blocks are full."""
     seen: dict[str, Any] = {}
@@ -111,7 +112,7 @@ def another_story(seen: dict[str, Any]) -> str:
     same = next(i for i in range(len(one)) if one[i] != other[i : i + 1])
     return (
         f"Ann's seed is 7 both times, and after {same} rolls she goes on with {one[same:]} where "
-        f"there is room, with {other[same:]} where she was preempted."
+        f"there is room, with {other[same:]} where she was preempted"
     )
 
 
@@ -150,6 +151,7 @@ def first_token_for_all(self: Loop, s: Scheduled, sampled: Sampled) -> None:
     take_in(self, s, sampled)
 
 
+@dice.steady()
 def eight_samples() -> dict[str, Any]:
     seen: dict[str, Any] = {}
     lm = dice.die(dice.FAIR)
@@ -162,12 +164,12 @@ def eight_samples() -> dict[str, Any]:
 def hardly_by_chance(seen: dict[str, Any]) -> str:
     some = [samples for label, samples in seen.items() if label.endswith("samples")]
     if len({samples[0] for samples in some}) > 1:
-        return f"sample 0 hangs on how many there are: {[samples[0] for samples in some]}."
+        return f"sample 0 hangs on how many there are: {[samples[0] for samples in some]}"
     if len(set(some[-1])) < len(some[-1]) // 2:
-        return f"only {len(set(some[-1]))} of 8 samples are different."
+        return f"only {len(set(some[-1]))} of 8 samples are different"
     first = seen["first rolls of the 8"]
     if len(set(first)) == 1:
-        return f"all 8 samples begin with {first[0]}; of 8 dice that is one case in 279,936."
+        return f"all 8 samples begin with {first[0]}; of 8 dice that is one case in 279,936"
     return ""
 
 
