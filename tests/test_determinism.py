@@ -203,6 +203,27 @@ def test_the_matrix_on_tiny(tiny_case):
         assert panel.text.startswith(f"{row}; ") and panel.error is None
 
 
+def test_the_rows_about_the_path_alone(tiny_case):
+    """Notebook 04: the same cells as in the whole matrix, and a panel of three rows."""
+    lines: list[str] = []
+    matrix = determinism_matrix(
+        tiny_case.lm, ("company", "fork"), determinism.PATHS, say=lines.append
+    )
+    assert [row for row, name in matrix.cells if name == "fork"] == [LAST, BUDGET, ALL]
+    assert [matrix.count(row, SAME) for row in (LAST, BUDGET, ALL)] == [2, 0, 2]
+    ticks = [line.split()[1 :: len(line.split()) - 2] for line in lines]
+    assert ticks == [["\u2713", "\u2713"]] * 2  # a cross with its token stands between them
+    panel = determinism.panel(matrix, BUDGET, "fork")
+    (axes,) = panel.figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [LAST, BUDGET, ALL]
+    assert panel.text.startswith(f"{BUDGET}; fork: the runs part at token ")
+    for row in (LAST, ALL):
+        panel.controls["row"].value = row
+        assert panel.text.startswith(f"{row}; fork: all 10 tokens") and panel.error is None
+    with pytest.raises(Exception, match="not found"):
+        panel.controls["row"].value = PLAIN
+
+
 def test_the_headings_of_the_matrix_stand_apart(case):
     """All columns; by at least a letter's width between two headings, line by line."""
     cell = Cell(case, Parting(None, None, None, 0.0, 12))

@@ -24,6 +24,7 @@ from g2c_serving.lab.plots import BLACK, GREEN, ORANGE, PINK, Blocks
 PLAIN = "keyed draws, ordinary logits"
 LAST = "keyed draws, invariant logits"
 BUDGET, ALL = "both, drafts under a budget", "both, and a fixed path"
+PATHS = (LAST, BUDGET, ALL)  # the rows about the third contract, with the first two kept
 ROWS: dict[str, Contracts] = {  # in all of them but PLAIN, top_p stands on an edge
     "shared draws, ordinary logits": Contracts(keyed=False, invariant=False),
     "shared draws, invariant logits": Contracts(keyed=False, invariant=True),
@@ -72,22 +73,25 @@ class Matrix:
 
 
 def determinism_matrix(
-    lm: LanguageModel, disturbances: Sequence[str] = tuple(DISTURBANCES), say: Any = None
+    lm: LanguageModel,
+    disturbances: Sequence[str] = tuple(DISTURBANCES),
+    rows: Sequence[str] = tuple(ROWS),
+    say: Any = None,
 ) -> Matrix:
-    """Run every cell on the real engine. `say` gets a line for each disturbance: how its runs
-    compare, row by row of `ROWS`."""
+    """Run every cell of `rows` on the real engine. `say` gets a line for each disturbance: how its
+    runs compare, row by row."""
     plain, matrix = knife_edge.plain_case(lm), Matrix()
     for name in disturbances:
         disturb = DISTURBANCES[name]
         runs = disturb(plain, ROWS[PLAIN])
         edge = knife_edge.on_the_edge(plain, *runs)
-        for row, contracts in ROWS.items():
+        for row in rows:
             if row == PLAIN:
                 matrix.cells[row, name] = cell_of(plain, *runs)
             else:
-                matrix.cells[row, name] = cell_of(edge, *disturb(edge, contracts))
+                matrix.cells[row, name] = cell_of(edge, *disturb(edge, ROWS[row]))
         if say is not None:
-            marks = "  ".join(f"{_mark(matrix.cells[row, name]):3}" for row in ROWS)
+            marks = "  ".join(f"{_mark(matrix.cells[row, name]):3}" for row in rows)
             say(f"{name:16} {marks}".rstrip())
     return matrix
 
@@ -114,22 +118,23 @@ def _tally(matrix: Matrix, row: str) -> str:
 def panel(matrix: Matrix, row: str = f"{PLAIN}, on an edge", column: str | None = None) -> Panel:
     """The matrix; choose a cell to read where its two runs part, and why. It opens on `row` and
     `column`, the first one if None."""
-    columns = tuple(dict.fromkeys(column for _, column in matrix.cells))
+    rows, columns = (tuple(dict.fromkeys(names)) for names in zip(*matrix.cells, strict=True))
     controls = {
-        "row": choice("Contracts", tuple(ROWS), row),
+        "row": choice("Contracts", rows, row),
         "column": choice("What changes", columns, column),
     }
     return Panel(
-        lambda figure: _draw(figure, matrix, columns),
-        lambda art, row, column: _update(art, matrix, columns, row, column),
+        lambda figure: _draw(figure, matrix, rows, columns),
+        lambda art, row, column: _update(art, matrix, row, column),
         controls,
     )
 
 
-def _draw(figure: Figure, matrix: Matrix, columns: tuple[str, ...]) -> dict[str, Any]:
+def _draw(
+    figure: Figure, matrix: Matrix, rows: tuple[str, ...], columns: tuple[str, ...]
+) -> dict[str, Any]:
     axes = figure.subplots()
     axes.grid(False)
-    rows = tuple(ROWS)
     places: dict[str, list[tuple[int, int]]] = {state: [] for state in LOOKS}
     for y, row in enumerate(rows):
         for x, column in enumerate(columns):
@@ -149,7 +154,8 @@ def _draw(figure: Figure, matrix: Matrix, columns: tuple[str, ...]) -> dict[str,
     axes.spines[:].set_visible(False)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8.5, handlelength=1.6)
     figure.text(0.005, 0.9, "Measured here", fontsize=9, color="#555555")
-    return {"chosen": Blocks(axes, 0, facecolor="none", edgecolor=BLACK, hatch="", linewidth=2.4)}
+    chosen = Blocks(axes, 0, facecolor="none", edgecolor=BLACK, hatch="", linewidth=2.4)
+    return {"chosen": chosen, "rows": rows, "columns": columns}
 
 
 def _less(places: Sequence[int], half: float) -> list[float]:
@@ -162,10 +168,8 @@ def _mark(cell: Cell) -> str:
     return "\u2713" if cell.state == SAME else "\u2248"
 
 
-def _update(
-    art: dict[str, Any], matrix: Matrix, columns: tuple[str, ...], row: str, column: str
-) -> str:
-    x, y = columns.index(column), list(ROWS).index(row)
+def _update(art: dict[str, Any], matrix: Matrix, row: str, column: str) -> str:
+    x, y = art["columns"].index(column), art["rows"].index(row)
     art["chosen"].set_boxes(x - 0.46, y - 0.42, 0.92, 0.84)
     return f"{row}; {column}: {explain(matrix.cells[row, column])}"
 

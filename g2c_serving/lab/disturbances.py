@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from g2c_serving.schedule.scheduled import Scheduled
 from g2c_serving.speculating import Round
 
 BLOCK = 8  # tokens: small, so that a small pool overflows soon
+ROOMY = 256  # blocks: enough for all of the crowd, and their drafts
 COMPANY, CROWD = 7, 31  # strangers
 SHARED_SEED = 1  # of the one generator
 
@@ -83,7 +85,7 @@ class _WatchShared(_Watch, SharedDrawEngine):
 
 def make_engine(case: Case, contracts: Contracts, **changes: Any) -> _Watch:
     """An engine that keeps `contracts`, with `changes` in its configuration."""
-    usual: dict[str, Any] = {"block_size": BLOCK, "num_blocks": 1024}
+    usual: dict[str, Any] = {"block_size": BLOCK, "num_blocks": ROOMY}
     if contracts.path is not None:
         drafter = _drafter_of(case.lm)
         usual["speculation"] = Speculation(contracts.path, 5, drafter, step_time=_step_ms)
@@ -99,9 +101,14 @@ def make_engine(case: Case, contracts: Contracts, **changes: Any) -> _Watch:
 
 def _drafter_of(lm: LanguageModel) -> LanguageModel:
     """The shipped drafter, or the model itself where it does not fit."""
-    drafter = load("tiny-drafter")
+    drafter = _shipped_drafter()
     longer = drafter.config.max_seq_len >= lm.config.max_seq_len
     return drafter if longer and drafter.vocab_size == lm.vocab_size else lm
+
+
+@cache
+def _shipped_drafter() -> LanguageModel:
+    return load("tiny-drafter")
 
 
 def _step_ms(rows: int) -> float:
