@@ -59,9 +59,13 @@ def test_ratios_and_sentence_by_hand() -> None:
     assert "1.8 were in use" in str(timing)
 
 
-def test_growth_has_a_row_a_size(shipped: Tokenizer) -> None:
-    rows = parallel_encoding.growth(shipped, (100, 1_000), repeats=1).rows
-    assert [row[0] for row in rows] == ["100", "1,000"]
+def test_growth_has_a_row_a_size_and_one_of_the_whole_prompt(shipped: Tokenizer) -> None:
+    """The last row is what the timing says: 0.5 s of the processor for 1 MB are 500 ns a byte."""
+    times = {parallel_encoding.WHOLE: 0.5}
+    timing = parallel_encoding.Timing(1_000_000, 9, 2, {parallel_encoding.WHOLE: 0.9}, times)
+    rows = parallel_encoding.growth(shipped, timing, (100, 1_000), repeats=1).rows
+    assert [row[0] for row in rows] == ["100", "1,000", "1,000,000"]
+    assert rows[-1][1:] == ("500.0 ms", "500")
 
 
 def test_a_prompt_without_bytes_is_refused() -> None:

@@ -6,7 +6,7 @@ import pytest
 from small_models import random_lm
 
 import g2c_serving as g
-from g2c_serving.lab import roofline
+from g2c_serving.lab import phases, roofline
 from g2c_serving.lab.roofline import Machine, Points, Work
 
 
@@ -66,3 +66,15 @@ def test_the_machine_and_a_model_are_measured(lm):
     points = roofline.measure(lm)
     assert len(points.decode) == len(points.prefill) == 3
     assert all(speed > 0 for _, speed in points.decode + points.prefill)
+
+
+def test_the_points_are_those_of_the_curves_that_were_measured_last(lm):
+    """Not measured twice: 10^9 operations a second are the step's operations by the curve's ms."""
+    former = roofline.measure(lm)
+    decode, prefill = phases.measure(lm, "anew", steps=2)
+    points = roofline.measure(lm)
+    assert points != former and roofline.measure(lm) == points
+    for n, (_, speed) in zip(roofline.DECODE, points.decode, strict=True):
+        assert speed == roofline.decode_work(lm, n).flops / decode.at(n) / 1e6
+    for n, (_, speed) in zip(roofline.PREFILL, points.prefill, strict=True):
+        assert speed == roofline.prefill_work(lm, n).flops / prefill.at(n) / 1e6

@@ -31,7 +31,7 @@ from g2c_serving.lab.plots import (
 from g2c_serving.lab.workload import Arrival, Life, Run, run
 from g2c_serving.request import SamplingParams
 
-USERS, NEW_TOKENS = 64, 16
+USERS, NEW_TOKENS = 64, 12
 LOOP = "its turn"
 
 

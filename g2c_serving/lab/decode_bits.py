@@ -25,7 +25,7 @@ from g2c_serving.lab.contestants import made_up_prompts
 from g2c_serving.lab.panel import Panel, choice, stops
 from g2c_serving.lab.plots import BLACK, line, source_note
 
-BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
 FIXED: dict[str, tuple[bool, bool]] = {  # rows of the products, blocks of keys
     "nothing fixed": (False, False),
     "rows fixed": (True, False),
@@ -116,7 +116,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     for k, name in enumerate(FIXED):
         (art[name],) = axes.loglog([], [], label=name, **line(k))
     (art["at"],) = axes.plot([8, 8], [EQUAL / 1.6, 5e-5], color=BLACK, linewidth=1, linestyle=":")
-    axes.set(xlim=(0.9, 36), ylim=(EQUAL / 1.6, 2e-4), xlabel="requests in the step")
+    axes.set(xlim=(0.9, 18), ylim=(EQUAL / 1.6, 2e-4), xlabel="requests in the step")
     axes.set_ylabel("largest difference\nfrom the logits alone")
     axes.set_xticks(BATCHES, [str(b) for b in BATCHES])
     axes.set_yticks([EQUAL, 1e-7, 1e-6, 1e-5], ["equal bits", "1e-7", "1e-6", "1e-5"])

@@ -28,7 +28,7 @@ from g2c_serving.sampling import Sampled
 from g2c_serving.schedule.scheduled import Scheduled
 from g2c_serving.speculating import Round
 
-PROMPTS, TOKENS, TOP = 64, 6, 5
+PROMPTS, TOKENS, TOP = 64, 4, 5
 
 
 def shuffled_and_alone(rows: int = 64, vocab_size: int = 1024) -> tuple[bool, bool]:

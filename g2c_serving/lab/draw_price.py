@@ -28,7 +28,7 @@ from g2c_serving.request import SamplingParams
 from g2c_serving.sample import rng
 
 BATCHES = (1, 8, 64)
-PROMPT, WARM, STEPS = 64, 2, 40  # tokens; steps that are not timed, and that are
+PROMPT, WARM, STEPS = 16, 2, 30  # tokens; steps that are not timed, and that are
 SHARED, KEYED = "one generator", "keyed"
 SEED = 0  # of the generator
 

@@ -24,7 +24,7 @@ from g2c_serving.lab.plots import Picture, line, new_figure, picture, source_not
 from g2c_serving.lab.scoring import decoded_logits, token_logprobs
 from g2c_serving.request import SamplingParams
 
-TEXTS, TOKENS = 16, 40
+TEXTS, TOKENS = 16, 24
 EQUAL = 1e-9  # where the picture draws a difference of exactly zero
 COMPANY = "ordinary: other company"
 INVARIANT = "invariant: other company"

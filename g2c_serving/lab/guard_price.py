@@ -21,7 +21,7 @@ from g2c_serving.request import SamplingParams
 
 OFF, AGAIN, ON, ALL = "off", "off, once more", "on", "on, looking at every step"
 BATCH, PROMPT, WARM = 64, 16, 12  # steps that do not count: a guard looks at its first eight
-GROUP, GROUPS = 8, 7  # so many steps are compared as one: one of them is looked at
+GROUP, GROUPS = 8, 5  # so many steps are compared as one: one of them is looked at
 
 
 @dataclass(frozen=True)

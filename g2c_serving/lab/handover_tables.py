@@ -87,7 +87,7 @@ def price(lm: LanguageModel, repeats: int = 3) -> Table:
 
 def _running(lm: LanguageModel, length: int) -> tuple[Engine, Engine, int]:
     """Two engines, and a request that decodes in the first."""
-    config = EngineConfig(max_num_batched_tokens=1024)
+    config = EngineConfig(num_blocks=64, max_num_batched_tokens=1024)
     source, target = Engine(lm, config), Engine(lm, config)
     params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
     request_id = source.add([7 * i % 250 for i in range(length)], params)

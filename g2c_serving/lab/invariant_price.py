@@ -21,7 +21,7 @@ from g2c_serving.lab.plots import BLACK, line, source_note
 from g2c_serving.request import SamplingParams
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-PROMPT, STEPS, REPEATS = 64, 6, 2
+PROMPT, STEPS = 64, 10
 ORDINARY, INVARIANT = "ordinary", "batch invariant"
 
 
@@ -39,24 +39,34 @@ class Price:
 
 
 def measure(lm: LanguageModel, batches: Sequence[int] = BATCHES) -> list[Price]:
-    """Both modes in turn, so that a busy machine slows both."""
+    """Both modes, a step each in turn, so that a busy machine slows both."""
     prices = []
     for batch in batches:
-        times: dict[bool, list[float]] = {False: [], True: []}
-        for _ in range(REPEATS):
-            for mode, found in times.items():
-                found += _step_ms(lm, batch, mode)
-        prices.append(Price(batch, min(times[False]), min(times[True])))
+        engines = [_prefilled(lm, batch, mode) for mode in (False, True)]
+        for _ in range(STEPS):
+            for engine in engines:
+                engine.step()
+        prices.append(Price(batch, *map(_fastest_ms, engines)))
     return prices
 
 
-def _step_ms(lm: LanguageModel, batch: int, batch_invariant: bool) -> list[float]:
-    config = EngineConfig(batch_invariant=batch_invariant, max_num_batched_tokens=PROMPT * batch)
+def _prefilled(lm: LanguageModel, batch: int, batch_invariant: bool) -> Engine:
+    """An engine with `batch` requests, all of which decode from the next step on."""
+    config = EngineConfig(
+        num_blocks=batch * -(-(PROMPT + STEPS + 1) // EngineConfig.block_size),
+        max_num_batched_tokens=PROMPT * batch,
+        batch_invariant=batch_invariant,
+    )
     engine = Engine(lm, config)
     params = SamplingParams(max_tokens=STEPS + 1, temperature=0.8, seed=0, ignore_eos=True)
-    engine.generate(made_up_prompts(lm, batch, PROMPT), params)
-    steps = list(engine.history)[1:]  # the first one is the prompts'
-    return [record.total_ms for record in steps]
+    for prompt in made_up_prompts(lm, batch, PROMPT):
+        engine.add(prompt, params)
+    engine.step()
+    return engine
+
+
+def _fastest_ms(engine: Engine) -> float:
+    return min(record.total_ms for record in list(engine.history)[1:])  # the first: the prompts'
 
 
 def panel(prices: list[Price]) -> Panel:

@@ -27,7 +27,7 @@ from g2c_serving.request import SamplingParams
 from g2c_serving.sample.grammar import Grammar, as_mask, bitmask
 from g2c_serving.sample.sampler import batch_of, weigh
 
-BATCH, PROMPT, WARM, STEPS = 64, 16, 4, 40  # steps that are not timed, and that are
+BATCH, PROMPT, WARM, STEPS = 64, 4, 3, 40  # steps that are not timed, and that are
 CALL: dict[str, Any] = {
     "type": "object",
     "properties": {

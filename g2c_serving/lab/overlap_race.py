@@ -34,7 +34,7 @@ from g2c_serving.request import SamplingParams
 from g2c_serving.switch_interval import SECONDS
 
 REQUESTS, TOKENS = 16, 400  # of a step; that nobody gets to the end of
-TURNS, STEPS, WARM = 3, 8, 6
+TURNS, STEPS, WARM = 3, 6, 6
 LONGEST_S = 0.5  # of a turn, on a machine that is busy otherwise
 INTERVAL_MS = 1e3 * SECONDS  # the switch interval that an AsyncEngine sets
 SHARE = 0.8

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from matplotlib.figure import Figure
 
@@ -63,13 +64,22 @@ def measure(lm: LanguageModel, name: str = "", steps: int = 4) -> tuple[Curve, C
 
     steps: decode steps timed at each point. A small model's are short: take more, it is quieter.
     """
-    name, lm = name or lm.name, roomy(lm)
-    decode = decode_ms(lm, DECODE_ROWS, steps)
-    prefill = prefill_ms(lm, PREFILL_TOKENS, max(2, steps // 2))
-    return (
+    name, wide = name or lm.name, roomy(lm)
+    decode = decode_ms(wide, DECODE_ROWS, steps)
+    prefill = prefill_ms(wide, PREFILL_TOKENS, max(2, steps // 2))
+    _latest[lm] = (
         Curve(name, "decode", DECODE_ROWS, decode),
         Curve(name, "prefill", PREFILL_TOKENS, prefill),
     )
+    return _latest[lm]
+
+
+_latest: WeakKeyDictionary[LanguageModel, tuple[Curve, Curve]] = WeakKeyDictionary()
+
+
+def latest(lm: LanguageModel, steps: int = 4) -> tuple[Curve, Curve]:
+    """What `measure` found last for `lm`; measured now if it has not been."""
+    return _latest.get(lm) or measure(lm, steps=steps)
 
 
 def decode_ms(lm: LanguageModel, rows: Sequence[int], steps: int = 5) -> tuple[float, ...]:

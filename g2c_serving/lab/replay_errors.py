@@ -28,7 +28,7 @@ from g2c_serving.forward.model import ModelConfig, Transformer
 from g2c_serving.lab.held_out import held_out_rows
 
 MODEL = "tiny-window"
-LENGTHS = tuple(range(0, 161, 4))
+LENGTHS = tuple(range(0, 137, 4))  # a little beyond what is exact
 CONTEXTS, HIT, FOLLOWING = 8, 320, 32  # texts, tokens of each in the hit, tokens compared after it
 BLOCK_SIZE = 16
 
@@ -96,12 +96,16 @@ class Contexts:
 
     def window_state(self) -> torch.Tensor:
         """What the next token would see: (K, C, W-1, numbers of a token) of the window layers."""
-        layers = list(self.config.window_layers)
         last = range(self.hit - self.config.window + 1, self.hit)
         blocks = torch.tensor([[t[p // BLOCK_SIZE] for p in last] for t in self.tables])
         offsets = torch.tensor([p % BLOCK_SIZE for p in last])
-        pages = torch.stack((self.cache.keys[layers], self.cache.values[layers]), -1)
-        return pages[:, blocks, offsets].flatten(3)
+        seen = [
+            torch.stack(
+                (self.cache.keys[i][blocks, offsets], self.cache.values[i][blocks, offsets])
+            )
+            for i in self.config.window_layers
+        ]  # of each layer (2, C, W-1, H, d)
+        return torch.stack(seen).permute(0, 2, 3, 1, 4, 5).flatten(3)
 
     def _run(self, start: int, replayed: bool = False) -> torch.Tensor:
         chunks = [(text[start:], start) for text in self.texts]

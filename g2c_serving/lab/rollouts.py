@@ -9,6 +9,7 @@ the whole text. All ratios are Measured here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,10 +80,9 @@ def trained(model: CourseModel | Transformer, out: RequestOutput) -> torch.Tenso
         return token_logprobs(logits, ids)[-len(out.token_ids) :]
 
 
-def ratios(lm: LanguageModel, rollout: str, trainer: str) -> Ratios:
-    """The ratios of all tokens of all answers, for one pair of forwards."""
-    engine, outputs = roll_out(lm, **ROLLOUTS[rollout])
-    model = CourseModel(lm) if trainer == DENSE else _float32(engine)
+def ratios(engine: Engine, outputs: Sequence[RequestOutput], trainer: str) -> Ratios:
+    """The ratios of all tokens of all answers of a rollout, for one trainer."""
+    model = CourseModel(engine.lm) if trainer == DENSE else _float32(engine)
     rows = []
     for out in outputs:
         before = torch.tensor([entry.logprob for entry in out.logprobs or []])
@@ -96,7 +96,8 @@ def _float32(engine: Engine) -> Transformer:
 
 
 def measure(lm: LanguageModel) -> dict[tuple[str, str], Ratios]:
-    return {(r, t): ratios(lm, r, t) for r in ROLLOUTS for t in TRAINERS}
+    rolled_out = {name: roll_out(lm, **options) for name, options in ROLLOUTS.items()}
+    return {(r, t): ratios(*rolled_out[r], t) for r in ROLLOUTS for t in TRAINERS}
 
 
 def panel(measured: dict[tuple[str, str], Ratios]) -> Panel:

@@ -116,14 +116,14 @@ class Points:
 
 
 def measure(lm: LanguageModel, steps: int = 4) -> Points:
-    """Time `steps` real decode steps and half as many prefill steps at each point."""
+    """Some of the real steps of `phases.measure`, of its last run if there was one; if not, that
+    times `steps` decode steps and half as many prefill steps at each point now."""
+    decode, prefill = phases.latest(lm, steps)
     lm = roomy(lm)
-    decode = zip(DECODE, phases.decode_ms(lm, DECODE, steps), strict=True)
-    prefill = zip(PREFILL, phases.prefill_ms(lm, PREFILL, max(2, steps // 2)), strict=True)
     return Points(
         lm,
-        [_point(decode_work(lm, n), ms) for n, ms in decode],
-        [_point(prefill_work(lm, n), ms) for n, ms in prefill],
+        [_point(decode_work(lm, n), decode.at(n)) for n in DECODE],
+        [_point(prefill_work(lm, n), prefill.at(n)) for n in PREFILL],
     )
 
 

@@ -30,7 +30,7 @@ OFF, FIXED, BUDGETED = "off", "fixed", "budgeted"
 MODES = (OFF, FIXED, BUDGETED)
 LOADS = (1, 4, 16, 64)
 NEW_TOKENS = 64
-SLICE, WARM_STEPS = 0.25, 12  # seconds at a time; steps before the first
+SLICE, WARM_STEPS = 0.25, 6  # seconds at a time; steps before the first
 LEVEL = 0.05  # speeds that differ by no more are called level: a second run differs by as much
 
 

@@ -28,7 +28,7 @@ from g2c_serving.lab.overlap_race import (
 from g2c_serving.lab.real_lanes import Lanes
 from g2c_serving.lab.table import Table
 
-INTERVALS_MS = (5.0, 1.0, 0.2, 0.05, INTERVAL_MS, INTERVAL_MS)
+INTERVALS_MS = (5.0, 1.0, 0.05, INTERVAL_MS, INTERVAL_MS)
 DEFAULT_MS = INTERVALS_MS[0]  # Python's own
 TURNS = 2
 
