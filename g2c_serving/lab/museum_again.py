@@ -77,11 +77,11 @@ register(
 
 
 def forward(self: Transformer, batch: ForwardBatch, cache: Any) -> torch.Tensor:
-    first = getattr(cache, "length", 0)
-    cache.length = first + len(batch.token_ids)
-    if len(batch.context_lens) == 1:
-        batch = replace(batch, positions=torch.arange(first, cache.length))
-    return compute(self, batch, cache)
+    start, end = getattr(cache, "span", (0, 0))
+    if batch.context_lens == [len(batch.token_ids)]:
+        start = end
+    cache.span = start, start + max(batch.context_lens)
+    return compute(self, replace(batch, positions=start + batch.positions), cache)
 
 
 def two_stories() -> dict[str, Any]:
@@ -107,10 +107,11 @@ register(
         forward,
         two_stories,
         is_another,
-        "The model counted itself at which position it was, so that a caller had less to say. For "
-        "one text that is right. The second text began at the position where the first had ended, "
-        "and its words stood in the wrong places: the text became worse, and nothing said so.",
-        "Who else knows the position of each token? When would this count have to begin anew?",
+        "A model with a cache counted for itself at which position it was, so that its caller had "
+        "less to say. For one text that is right. The second began at the position where the first "
+        "had ended, and all its words stood in wrong places: another text came out, and nothing "
+        "said so.",
+        "`batch` says the position of each token in its own text. What is added to it here?",
         compute,
     )
 )

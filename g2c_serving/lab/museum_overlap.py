@@ -115,7 +115,7 @@ def is_late(seen: dict[str, Any]) -> str:
 register(
     Exhibit(
         "late_mask",
-        "Each mask is that of the token before",
+        "Every answer that a grammar holds ends with an error",
         ("vLLM 29379",),
         "overlap",
         "g2c_serving.flight.Flight.of",
