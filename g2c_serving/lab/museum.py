@@ -164,8 +164,8 @@ def guide() -> Table:
 
 # each registers the exhibits of its rooms
 _FAMILIES = (
-    "blocks", "seeds", "sampler", "numerics", "drafts", "drafters", "masks", "triggers", "again",
-    "text", "stream", "overlap",
+    "blocks", "prefix", "preemption", "seeds", "sampler", "numerics", "drafts", "drafters",
+    "masks", "triggers", "again", "text", "stream", "overlap",
 )  # fmt: skip
 for _family in _FAMILIES:
     if importlib.util.find_spec(f"g2c_serving.lab.museum_{_family}"):
