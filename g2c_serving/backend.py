@@ -24,7 +24,7 @@ from g2c_serving.checks import as_int
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.intake import AnyPrompt, encode_prompt
+from g2c_serving.intake import AnyPrompt, check_length, encode_prompt
 from g2c_serving.process.prompt import Prompt
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.request import SamplingParams
@@ -129,6 +129,7 @@ class Backend:
     def _read(self, prompt: AnyPrompt) -> AnyPrompt:
         if not isinstance(prompt, str) or not prompt:
             return prompt
+        check_length(self.lm.tokenizer, len(prompt), self.lm.config.max_seq_len)
         found = self._parse(prompt) if self._parse else prompt
         return opened(self.lm.tokenizer, found) if self._opening else found
 

@@ -13,7 +13,7 @@ def as_int(name: str, value: object, low: int, high: int | None = None) -> int:
         if low <= number and (high is None or number <= high):
             return number
     limits = f"{low} or more" if high is None else f"from {low} to {high}"
-    raise ValueError(f"{name}={value!r} must be an integer, {limits}")
+    raise ValueError(f"{name}={value!r:.500} must be an integer, {limits}")
 
 
 def as_number(name: str, value: object) -> float:
@@ -23,4 +23,4 @@ def as_number(name: str, value: object) -> float:
             return float(value)
     except OverflowError:  # an int beyond the floats
         pass
-    raise ValueError(f"{name}={value!r} must be a finite number")
+    raise ValueError(f"{name}={value!r:.500} must be a finite number")

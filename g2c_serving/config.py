@@ -136,8 +136,8 @@ class EngineConfig:
         object.__setattr__(self, "cache_bytes", as_int("cache_bytes", self.cache_bytes, 0))
         if self.cache_dir is None:
             return
-        if not isinstance(self.cache_dir, str | Path) or not str(self.cache_dir):
-            raise ValueError(f"cache_dir={self.cache_dir!r} must be a folder's path, or None")
+        if not isinstance(self.cache_dir, str | Path) or not _is_path(str(self.cache_dir)):
+            raise ValueError(f"cache_dir={self.cache_dir!r:.500} must be a folder's path, or None")
         object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser())
         if not self.enable_prefix_caching:
             raise ValueError(
@@ -177,6 +177,14 @@ class EngineConfig:
                 f"step_time_budget_ms={self.step_time_budget_ms} needs a cost_model: "
                 "fit one from an engine's history, CostModel.fit(...)"
             )
+
+
+def _is_path(path: str) -> bool:
+    """Whether a system can look it up: nothing empty, no zero byte, no lone surrogate."""
+    try:
+        return bool(path) and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def _require_device(device: object) -> None:

@@ -53,7 +53,7 @@ class Engine(Loop):
         """
         self._check_free()
         params = SamplingParams() if params is None else params
-        prompt_token_ids = encode_prompt(self.lm.tokenizer, prompt)
+        prompt_token_ids = encode_prompt(self.lm.tokenizer, prompt, self.lm.config.max_seq_len)
         check_can_run(prompt_token_ids, params, self.lm, self.config)
         check_cache_options(cache_salt, traffic)
         if params.grammar is not None:

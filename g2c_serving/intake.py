@@ -14,7 +14,7 @@ from typing import Any
 from g2c_serving.config import EngineConfig
 from g2c_serving.forward.language_model import LanguageModel, eos_ids
 from g2c_serving.process.no_tokenizer import NoTokenizer
-from g2c_serving.process.prompt import Part, Prompt
+from g2c_serving.process.prompt import Part, Prompt, Text
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.request import EXPECTED, Request, SamplingParams
 from g2c_serving.sample.rng import sample_seed
@@ -23,19 +23,41 @@ from g2c_serving.schedule.disk_tier import LIFETIMES
 AnyPrompt = str | Prompt | Sequence[int] | Sequence[Part]  # a str is untrusted text all through
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: AnyPrompt) -> list[int]:
-    """The ids of a prompt: text, ids (any sequence or one-dimensional array), or parts."""
+MOST_SALT = 4096  # characters: it is hashed with each block
+SLACK = 4  # a tokenizer that normalizes may shorten a text
+
+
+def encode_prompt(
+    tokenizer: Tokenizer, prompt: AnyPrompt, most_tokens: int | None = None
+) -> list[int]:
+    """The ids of a prompt: text, ids (any sequence or one-dimensional array), or parts.
+
+    most_tokens   a context that no longer text could fit: it is refused before it is encoded, which
+                  takes seconds for megabytes
+    """
     if isinstance(prompt, str):
+        check_length(tokenizer, len(prompt), most_tokens)
         return tokenizer.encode(prompt)
     if isinstance(prompt, bytes | dict | set) or not hasattr(prompt, "__iter__"):
         raise TypeError(
-            f"prompt is {prompt!r}: pass a str, a sequence of token ids, or a sequence of "
+            f"prompt is {prompt!r:.60}: pass a str, a sequence of token ids, or a sequence of "
             "Reserved, Text and str parts; generate() takes a list of prompts"
         )
     parts: list[Any] = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
     if all(isinstance(p, Integral) and not isinstance(p, bool) for p in parts):
         return [int(p) for p in parts]
+    texts = [p.text if isinstance(p, Text) else p for p in parts if isinstance(p, Text | str)]
+    check_length(tokenizer, sum(map(len, texts)), most_tokens)
     return tokenizer.encode_parts(parts)
+
+
+def check_length(tokenizer: Tokenizer, count: int, most_tokens: int | None) -> None:
+    """ValueError for so many characters that no context of `most_tokens` could hold them."""
+    if most_tokens is not None and count > most_tokens * tokenizer.longest * SLACK:
+        raise ValueError(
+            f"prompt has {count:,} characters; the context limit is {most_tokens:,} tokens, which "
+            "cannot spell so many"
+        )
 
 
 def check_can_run(
@@ -71,7 +93,12 @@ def check_can_run(
 
 def check_cache_options(cache_salt: str, traffic: str) -> None:
     if not isinstance(cache_salt, str):
-        raise TypeError(f"cache_salt={cache_salt!r} must be a str, one for each tenant")
+        raise TypeError(f"cache_salt={cache_salt!r:.60} must be a str, one for each tenant")
+    if len(cache_salt) > MOST_SALT:
+        raise ValueError(
+            f"cache_salt has {len(cache_salt):,} characters; at most {MOST_SALT:,} serve: pass a "
+            "hash of it"
+        )
     if not isinstance(traffic, str) or traffic not in LIFETIMES:
         raise ValueError(f"traffic={traffic!r} must be one of {sorted(LIFETIMES)}")
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 EXPECTED = "expected"  # a further sample of a prompt that is not computed yet
 COMPILING = "compiling"  # its grammar is not compiled yet
 MAX_SAMPLES = 16_384  # of one prompt
+MAX_LOGPROBS = 1000  # for each token: memory that its output holds
+MAX_STOP_IDS = 1000
 
 _reading = threading.Lock()  # an output may be read in one thread while another goes on
 
@@ -43,7 +46,7 @@ class SamplingParams:
     stop_token_ids  ids that end the text, beside the model's end of text
     ignore_eos      go on after the model's end of text
     logprobs        None is off; k reports of each generated token its own log-probability and the
-                    k best, from the model's raw logits, before temperature and masks
+                    k best, at most 1,000, from the model's raw logits, before temperature and masks
     grammar         a `Grammar` that what is generated keeps to
     """
 
@@ -72,7 +75,7 @@ class SamplingParams:
         if self.seed is not None:
             checked["seed"] = as_int("seed", self.seed, 0, 2**64 - 1)
         if self.logprobs is not None:
-            checked["logprobs"] = as_int("logprobs", self.logprobs, 0)
+            checked["logprobs"] = as_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if checked["temperature"] < 0:
             raise ValueError(f"temperature={self.temperature} must be 0 or more")
         if not 0 < checked["top_p"] <= 1:
@@ -90,8 +93,11 @@ class SamplingParams:
 
 def _token_ids(name: str, values: Iterable[int]) -> tuple[int, ...]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise ValueError(f"{name}={values!r} must be a sequence of token ids")
-    return tuple(as_int(name, value, 0) for value in values)
+        raise ValueError(f"{name}={values!r:.500} must be a sequence of token ids")
+    ids = tuple(islice(values, MAX_STOP_IDS + 1))
+    if len(ids) > MAX_STOP_IDS:
+        raise ValueError(f"{name} has more than {MAX_STOP_IDS:,} ids")
+    return tuple(as_int(name, value, 0) for value in ids)
 
 
 @dataclass(eq=False)

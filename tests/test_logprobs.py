@@ -49,7 +49,7 @@ def test_nothing_is_computed_where_nobody_asks(monkeypatch):
 
 @pytest.mark.parametrize("value", [-1, 2.5, True, "5"])
 def test_a_wrong_number_is_refused_by_name_value_and_range(value):
-    with pytest.raises(ValueError, match=rf"logprobs={value!r} must be an integer, 0 or more"):
+    with pytest.raises(ValueError, match=rf"logprobs={value!r} must be an integer, from 0 to 1000"):
         g.SamplingParams(logprobs=value)
 
 

@@ -100,7 +100,8 @@ class Fleet:
         if not names:
             raise RuntimeError("no engine takes requests: attach one")
         params = SamplingParams() if params is None else params
-        prompt = encode_prompt(self.engines[names[0]].lm.tokenizer, prompt)
+        lm = self.engines[names[0]].lm
+        prompt = encode_prompt(lm.tokenizer, prompt, lm.config.max_seq_len)
         name = self._with_room(names, len(prompt), getattr(params, "max_tokens", 0))
         engine = self.engines[name]
         local_id = engine.add(prompt, params, cache_salt, traffic)

@@ -11,13 +11,14 @@ Left out: pytorch_model.bin, which is pickled Python.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import torch
+
+from g2c_serving.json_files import read_object
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {  # in which numbers may lie in a file
@@ -52,19 +53,19 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; {AGAIN}")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError(f"it holds a {type(content).__name__}, expected an object")
-    except (ValueError, RecursionError) as err:
+        return read_object(path)
+    except ValueError as err:
         raise ValueError(f"{path} is damaged ({err}); {AGAIN}") from err
-    return content
 
 
 def is_file_name(name: object) -> bool:
-    """Whether it is the name of something in a folder, on every system: no path to elsewhere."""
-    if not isinstance(name, str) or name in ("", ".", ".."):
+    """Whether it is the name of something in a folder, on every system: no path to elsewhere.
+    Windows drops blanks and dots at a name's end."""
+    if not isinstance(name, str) or not name or name != name.rstrip(" ."):
         return False
-    return len(name) <= 255 and not set(name) & set("/\\:\0")
+    if not name.isprintable() or set(name) & set("/\\:"):  # so no lone surrogate either
+        return False
+    return len(name.encode()) <= 255
 
 
 def find_tensors(folder: Path) -> dict[str, Stored]:

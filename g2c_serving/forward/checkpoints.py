@@ -6,6 +6,7 @@ What each is made of: `course_artifacts.py`, `hugging_face.py` and `live_models.
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def load(source: Any = "tiny", tokenizer: Any = None) -> LanguageModel:
 def _find_folder(source: str | Path) -> Path:
     """The folder under that path, or else the shipped model of that name."""
     given, shipped = Path(os.path.abspath(Path(source).expanduser())), DATA / "models"
+    _check_path(given)
     for folder in (given, shipped / source):
         if str(source) and any((folder / name).is_file() for name in DESCRIBE):
             return folder
@@ -61,6 +63,17 @@ def _find_folder(source: str | Path) -> Path:
             f"{given} is a file; {EXPECTED}: pass the folder that it lies in, {given.parent}"
         )
     raise FileNotFoundError(_not_a_model(given))
+
+
+def _check_path(given: Path) -> None:
+    """FileNotFoundError for what no system can look up. `is_file` and `exists` raise there."""
+    try:
+        os.stat(given)
+    except OSError as err:
+        if err.errno == errno.ENAMETOOLONG:
+            raise FileNotFoundError(f"no model {given.name!r:.80}: no path is so long") from None
+    except ValueError:
+        pass  # a zero byte, say: there is no such folder
 
 
 def _nothing_there(source: str | Path, given: Path) -> str:

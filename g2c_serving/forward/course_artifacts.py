@@ -12,7 +12,6 @@ model instead: `hf_model/` and `hf_tokenizer/`.
 from __future__ import annotations
 
 import dataclasses
-import json
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -32,6 +31,7 @@ from g2c_serving.forward.language_model import (
     param_shapes,
 )
 from g2c_serving.forward.model import ModelConfig
+from g2c_serving.json_files import read_object
 from g2c_serving.paths import DATA
 from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
 from g2c_serving.process.tokenizer import Tokenizer
@@ -102,12 +102,9 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; {_remedy(folder)}")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("not a JSON object")
-    except (ValueError, RecursionError) as err:
+        return read_object(path)
+    except ValueError as err:
         raise ValueError(f"{path} is damaged ({err}); {_remedy(folder)}") from err
-    return content
 
 
 def _load_tokenizer(folder: Path, manifest: Mapping[str, Any], vocab_size: int) -> Tokenizer:

@@ -11,7 +11,6 @@ chat templates, sampling defaults, and all other architectures.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from g2c_serving.forward.checkpoint_files import read_json
 from g2c_serving.forward.hugging_face_config import completed, model_config
 from g2c_serving.forward.hugging_face_weights import find_weights
 from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.json_files import read_object
 from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
 from g2c_serving.process.no_tokenizer import NoTokenizer
 from g2c_serving.process.tokenizer import Tokenizer
@@ -29,11 +29,10 @@ def is_hugging_face(folder: Path) -> bool:
     """Whether a folder is in this layout. A course artifact has a manifest.json, and no model_type
     in its config.json."""
     try:
-        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        fields = None
-    if isinstance(fields, dict):
+        fields = read_object(folder / "config.json")
         return "model_type" in fields or "architectures" in fields
+    except (OSError, ValueError):
+        pass
     return any(folder.glob("*.safetensors*")) and not (folder / "manifest.json").is_file()
 
 

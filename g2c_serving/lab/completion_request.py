@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from g2c_serving.backend import opened
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.intake import AnyPrompt, encode_prompt
+from g2c_serving.intake import AnyPrompt, check_length, encode_prompt
 from g2c_serving.lab.small_http import BadRequest
 from g2c_serving.request import SamplingParams
 
@@ -25,18 +24,19 @@ DEFAULTS: dict[str, tuple[Any, ...]] = {  # of what we cannot do, the values tha
     "suffix": (None, ""),
 }  # fmt: skip
 MOST_STOPS = 16
-SLACK = 4  # a tokenizer that normalizes may shorten a text
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as the engine takes it. `has_stop`: the answer is shown up to a stop text."""
+    """A request as the engine takes it. `has_stop`: the answer is shown up to a stop text;
+    `cache_salt`: whose cached blocks it may share."""
 
     prompt_token_ids: list[int]
     params: SamplingParams
     is_stream: bool
     wants_usage: bool
     has_stop: bool
+    cache_salt: str
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Reader:
         thread."""
         asked, name = _fields(body), self.lm.name
         if asked.get("model") not in (None, name):
-            raise BadRequest("404 Not Found", f"the model {asked['model']!r} is not served: {name}")
+            wanted = f"the model {asked['model']!r:.60}"
+            raise BadRequest("404 Not Found", f"{wanted} is not served: {name}")
         try:
             ids = self._ids(asked.get("prompt"))
             given = {name: asked[name] for name in FIELDS if asked.get(name) is not None}
@@ -67,7 +68,7 @@ class Reader:
         options = asked.get("stream_options") or {}
         return Asked(
             ids, params, bool(asked.get("stream")), bool(options.get("include_usage")),
-            bool(asked.get("stop")),
+            bool(asked.get("stop")), asked.get("cache_salt") or "",
         )  # fmt: skip
 
     def _ids(self, prompt: Any) -> list[int]:
@@ -81,20 +82,11 @@ class Reader:
             raise ValueError(f"prompt has {len(prompt):,} tokens; the context limit is {limit:,}")
         if not isinstance(prompt, str):
             return encode_prompt(self.lm.tokenizer, prompt)
-        if len(prompt) > limit * self._longest * SLACK:
-            raise ValueError(f"prompt has {len(prompt):,} characters; the context limit of "
-                             f"{self.lm.name} is {limit:,} tokens, which cannot spell so many"
-                             )  # fmt: skip
+        check_length(self.lm.tokenizer, len(prompt), limit)
         found = self.parse(prompt) if self.parse else prompt
         if prompt and self.opening:
             found = opened(self.lm.tokenizer, found)
         return encode_prompt(self.lm.tokenizer, found)
-
-    @cached_property
-    def _longest(self) -> int:
-        """The most characters that one token spells."""
-        tokenizer = self.lm.tokenizer
-        return max(1, *(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)))
 
 
 def _fields(body: bytes) -> dict[str, Any]:
@@ -107,6 +99,8 @@ def _fields(body: bytes) -> dict[str, Any]:
         raise BadRequest("400 Bad Request", "the body is not a JSON object")
     if not isinstance(found.get("stream_options") or {}, dict):
         raise BadRequest("400 Bad Request", "stream_options is not a JSON object")
+    if not isinstance(found.get("cache_salt"), str | None):
+        raise BadRequest("400 Bad Request", "cache_salt is no text: one for each tenant")
     stop = found.get("stop")
     if isinstance(stop, list) and len(stop) > MOST_STOPS:
         raise BadRequest("400 Bad Request", f"stop has {len(stop)} texts; at most {MOST_STOPS}")

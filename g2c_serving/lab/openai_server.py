@@ -6,9 +6,9 @@ A server is a thin shell around `engine.stream`: it reads a request, streams wha
 the request when its client is gone. What real ones add is around that: many processes, keys,
 limits, chat templates, metrics. This one listens on this machine alone, serves one model, and knows
 GET /v1/models and POST /v1/completions with `prompt` (a text or token ids), `max_tokens`,
-`temperature`, `top_p`, `top_k`, `seed`, `stop`, `ignore_eos`, `stream`, `stream_options`
-(`completion_request.py`); most other fields it does not look at. The event loop is one thread, the
-engine's driver another, and prompts are encoded in others.
+`temperature`, `top_p`, `top_k`, `seed`, `stop`, `ignore_eos`, `cache_salt`, `stream`,
+`stream_options` (`completion_request.py`); most other fields it does not look at. The event loop is
+one thread, the engine's driver another, and prompts are encoded in others.
 
 Text is text, whatever it spells (Brief, section 5). With --markers a spelled reserved name becomes
 the token, as in servers that render templates to text: for trusted clients. Where the tokenizer
@@ -35,8 +35,18 @@ from g2c_serving.forward.checkpoints import load
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.completion_request import Asked, Reader
 from g2c_serving.lab.promoting import promote
-from g2c_serving.lab.small_http import BadRequest, chunk, event, head, read_request, whole
+from g2c_serving.lab.small_http import (
+    BadRequest,
+    chunk,
+    drained,
+    event,
+    head,
+    read_request,
+    whole,
+)
 from g2c_serving.output import RequestOutput
+
+MOST_CLIENTS = 256  # at a time
 
 
 class CompletionServer:
@@ -44,6 +54,7 @@ class CompletionServer:
 
     def __init__(self, engine: AsyncEngine, reader: Reader | None = None) -> None:
         self.engine, self._reader = engine, reader or Reader(engine.lm)
+        self._num_clients = 0
 
     async def serve(self, listener: socket.socket, is_over: asyncio.Event) -> None:
         """Answer who connects, until it is over."""
@@ -53,18 +64,22 @@ class CompletionServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, one request."""
+        self._num_clients += 1
         try:
             try:
+                if self._num_clients > MOST_CLIENTS:
+                    raise BadRequest("503 Service Unavailable", f"{MOST_CLIENTS} clients are here")
                 await self._answer(*await read_request(reader, writer), writer)
             except BadRequest as err:
                 error = {"message": str(err), "type": "invalid_request_error"}
                 whole(writer, err.status, {"error": error})
             except RuntimeError as err:  # the engine failed
                 whole(writer, "500 Internal Server Error", {"error": {"message": str(err)}})
-            await writer.drain()
+            await drained(writer)
         except (OSError, asyncio.IncompleteReadError):
-            pass  # the client is gone: closing the stream aborted its request
+            pass  # the client is gone, or does not read: closing the stream aborted its request
         finally:
+            self._num_clients -= 1
             writer.close()
 
     async def _answer(
@@ -81,7 +96,7 @@ class CompletionServer:
     async def _complete(self, body: bytes, writer: asyncio.StreamWriter) -> None:
         asked = await asyncio.to_thread(self._reader.read, body)  # others are served meanwhile
         try:
-            stream = self.engine.stream(asked.prompt_token_ids, asked.params)
+            stream = self.engine.stream(asked.prompt_token_ids, asked.params, asked.cache_salt)
             output = await anext(stream)
         except (TypeError, ValueError) as err:
             raise BadRequest("400 Bad Request", str(err)) from err
@@ -105,7 +120,7 @@ class CompletionServer:
             text = self._text(output, asked)
             event(writer, self._event(output, text[shown:]))
             shown = len(text)
-            await writer.drain()
+            await drained(writer)
             if output.finish_reason:
                 break
             try:

@@ -26,7 +26,7 @@ def save(name: str, arrays: Mapping[str, np.ndarray]) -> None:
 @cache
 def load(name: str) -> dict[str, np.ndarray]:
     """What `save` has written."""
-    with np.load(FOLDER / f"{name}.npz") as file:
+    with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as file:
         return dict(file)
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from g2c_serving.json_files import read_json
 from g2c_serving.paths import DATA
 
 SHIPPED = (
@@ -29,8 +30,8 @@ def read(path: Path) -> tuple[list[str], list[list[int]]]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no tokenizer file {path}. {remedy(path)}")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as err:
+        content = read_json(path)
+    except ValueError as err:
         raise ValueError(f"{path} is damaged: not JSON ({err}). {remedy(path)}") from err
     if not isinstance(content, dict) or content.get("format") != "g2c.bpe":
         raise ValueError(f'{path} is not a tokenizer file: format is not "g2c.bpe". {remedy(path)}')

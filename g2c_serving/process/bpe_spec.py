@@ -10,11 +10,12 @@ belongs to training.
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from g2c_serving.json_files import read_json, read_object, read_text
 
 BLANK = "\u2581"  # SentencePiece's
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -135,8 +136,8 @@ def from_vocab_files(folder: Path) -> dict[str, Any]:
             "without a tokenizer.json: "
             "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes one"
         )
-    vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-    lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
+    vocab = read_json(folder / "vocab.json")
+    lines = read_text(folder / "merges.txt").split("\n")
     merges = [line for line in lines if line and not line.startswith("#version")]
     named = _read_json(folder / "special_tokens_map.json")
     names = {name for value in named.values() for name in _names(value)}
@@ -180,7 +181,7 @@ def _names(value: Any) -> list[str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_object(path) if path.is_file() else {}
 
 
 def _pair(merge: Any) -> list[str]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import tokenizers
 
+from g2c_serving.json_files import read_json
 from g2c_serving.process.bpe_spec import BpeSpec, from_vocab_files
 from g2c_serving.process.prompt import Prompt, Reserved
 from g2c_serving.process.tokenizer import Tokenizer
@@ -60,7 +61,7 @@ class HuggingFaceTokenizer(Tokenizer):
             )
         try:
             if whole.is_file():
-                return cls(json.loads(whole.read_text(encoding="utf-8")), vocab_size)
+                return cls(read_json(whole), vocab_size)
             return cls(from_vocab_files(folder), vocab_size)
         except Exception as err:  # the library raises what it likes
             raise ValueError(f"{folder}: its tokenizer cannot be read ({err}); {REMEDY}") from err

@@ -26,7 +26,7 @@ def as_stop(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         value = (value,)
     if isinstance(value, bytes) or not isinstance(value, Iterable):
-        raise ValueError(f"stop={value!r} must be a str or a sequence of str")
+        raise ValueError(f"stop={value!r:.500} must be a str or a sequence of str")
     stops = tuple(islice(value, MAX_STOPS + 1))
     if len(stops) > MAX_STOPS:
         raise ValueError(f"stop has more than {MAX_STOPS} strings; give the shortest that do")
@@ -37,7 +37,7 @@ def as_stop(value: object) -> tuple[str, ...]:
 
 def _check(i: int, stop: object) -> None:
     if not isinstance(stop, str):
-        raise ValueError(f"stop[{i}]={stop!r} must be a str; ids belong into stop_token_ids")
+        raise ValueError(f"stop[{i}]={stop!r:.500} must be a str; ids belong into stop_token_ids")
     if not stop:
         raise ValueError(f"stop[{i}]='' would stop before the first character; leave it out")
     if len(stop) > MAX_STOP_LENGTH:

@@ -21,6 +21,7 @@ import codecs
 import heapq
 import itertools
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -43,6 +44,7 @@ COURSE_SPECIAL_TOKENS = (
 RESERVED_TOKENS = (*COURSE_SPECIAL_TOKENS, "<think>", "</think>")
 
 Merge = tuple[int, int, int]  # (left id, right id, new id)
+MOST_BYTES = 1 << 26  # of all tokens; a file of forty merges could ask for a TB
 
 
 class Tokenizer:
@@ -61,6 +63,7 @@ class Tokenizer:
         self._bytes = [bytes([b]) for b in range(256)]
         self._bytes += [name.encode("utf-8") for name in special_tokens]
         self.merges: list[Merge] = []
+        self._num_bytes = sum(map(len, self._bytes))
         for merge in merges:
             self._add_merge(merge)
         self._ranks = {(a, b): new_id for a, b, new_id in self.merges}
@@ -69,6 +72,11 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self._bytes)
+
+    @cached_property
+    def longest(self) -> int:
+        """The bytes of the longest token, at least 1."""
+        return max(1, *map(len, self._bytes))
 
     def encode(self, text: str) -> list[int]:
         """The ids of ordinary text; never a reserved id. ValueError for lone surrogates."""
@@ -169,6 +177,9 @@ class Tokenizer:
         for part in (left, right):
             if not 0 <= part < new_id or 256 <= part < 256 + len(self.reserved):
                 raise ValueError(f"merge {list(merge)} uses id {part}: reserved or not yet made")
+        self._num_bytes += len(self._bytes[left]) + len(self._bytes[right])
+        if self._num_bytes > MOST_BYTES:
+            raise ValueError(f"merge {list(merge)} makes more than {MOST_BYTES:,} bytes of tokens")
         self.merges.append((left, right, new_id))
         self._bytes.append(self._bytes[left] + self._bytes[right])
 

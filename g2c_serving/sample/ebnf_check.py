@@ -53,7 +53,8 @@ def _check_size(bodies: dict[str, Tokens]) -> None:
         size = sum(_measure(body, bodies, known)[0] for body in bodies.values())
     except RecursionError:
         raise ValueError("rules lead through too many others; put some into one") from None
-    size += open_size(sum(text in "*+" for body in bodies.values() for _, text in body))
+    texts = [text for body in bodies.values() for _, text in body]
+    size += open_size(sum(map(texts.count, "*+")), sum(map(texts.count, ("?", '""'))))
     if size > MAX_SIZE:
         raise ValueError(
             f"rules repeat too much: written out they have {size} characters; at most {MAX_SIZE} "

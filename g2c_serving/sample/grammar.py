@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -65,10 +66,10 @@ class Grammar:
         source = CHECKS[self.kind](self.source)
         trigger, end = self.trigger_token_ids, self.end_token_id
         if isinstance(trigger, str | bytes) or not hasattr(trigger, "__iter__"):
-            raise ValueError(f"trigger_token_ids={trigger!r} must be a sequence of token ids")
-        ids = tuple(as_int("trigger_token_ids", i, 0) for i in trigger)
+            raise ValueError(f"trigger_token_ids={trigger!r:.500} must be a sequence of token ids")
+        ids = tuple(as_int("trigger_token_ids", i, 0) for i in islice(trigger, MAX_TRIGGER + 1))
         if len(ids) > MAX_TRIGGER:
-            raise ValueError(f"trigger_token_ids has {len(ids)} ids; at most {MAX_TRIGGER} serve")
+            raise ValueError(f"trigger_token_ids has more than {MAX_TRIGGER} ids")
         end = end if end is None else as_int("end_token_id", end, 0)
         for name, value in (("source", source), ("trigger_token_ids", ids), ("end_token_id", end)):
             object.__setattr__(self, name, value)  # it is frozen for everybody else

@@ -62,7 +62,7 @@ def _as_compiled(schema: Any) -> Any:
 
 def _parsed(schema: object) -> Any:
     if not isinstance(schema, dict | bool | str):
-        raise ValueError(f"schema={schema!r} must be a dict, or its text")
+        raise ValueError(f"schema={schema!r:.500} must be a dict, or its text")
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
         if len(text) > MAX_SCHEMA_CHARS:

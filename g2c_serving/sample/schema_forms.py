@@ -28,6 +28,7 @@ from g2c_serving.sample.schema_keywords import (
 )  # fmt: skip
 
 MAX_PROPERTIES = 1_000  # in all of the schema
+MAX_DEFINITIONS = 500  # each is looked at with each other
 MAX_OPTIONAL = 400  # in one object: XGrammar's time grows with their square, and faster
 MAX_SIZE = 4_000  # of all patterns, with repetition written out, and all multipleOf: a ms each
 MAX_VALUES = 100_000  # characters of all enum and const
@@ -41,7 +42,7 @@ class Checker:
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        self.properties = self.size = self.values = 0
+        self.properties = self.definitions = self.size = self.values = 0
 
     def schema(self, schema: Any, at: str) -> None:
         if schema is True:
@@ -57,7 +58,11 @@ class Checker:
                 raise ValueError(refusal(at, key, kind))
         self._notes(schema, at)
         for key in DEFINITIONS & set(schema):
-            for name, inner in self._dict(schema, key, at).items():
+            named = self._dict(schema, key, at)
+            self.definitions += len(named)
+            if self.definitions > MAX_DEFINITIONS:
+                raise ValueError(f"{at}: the schema has more than {MAX_DEFINITIONS} definitions")
+            for name, inner in named.items():
                 self.schema(inner, f"{at}/{key}/{escaped(name)}")
         if kind:
             getattr(self, "_" + kind.lstrip("$").lower())(schema, at)

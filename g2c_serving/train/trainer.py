@@ -9,6 +9,7 @@ data on disk, several devices, gradient accumulation.
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -154,7 +155,14 @@ def save_checkpoint(run: Run, path: Path) -> None:
 def load_checkpoint(run: Run, path: Path) -> None:
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint {path}: start without --resume")
-    run.restore(torch.load(path, weights_only=True))
+    try:
+        content = torch.load(path, weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError(
+            f"{path} is no checkpoint of ours: it is not tensors, numbers and dicts alone; start "
+            "without --resume"
+        ) from None
+    run.restore(content)
 
 
 def export(run: Run, out: Path, name: str = "tiny") -> dict[str, Any]:
