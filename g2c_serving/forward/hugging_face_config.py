@@ -86,7 +86,7 @@ def model_config(path: Path, fields: Fields) -> ModelConfig:
         raise ValueError(f"{path} cannot be served: {err}") from err
 
 
-def completed(fields: Fields) -> Fields:
+def completed(fields: Fields) -> dict[str, Any]:
     """The `fields` of a config.json of one of KINDS, and those that it leaves out. One that is null
     is said to be nothing: no window, no end of a text, as many key heads as query heads."""
     said = {name: v for name, v in fields.items() if v is not None or name not in FLAGS}

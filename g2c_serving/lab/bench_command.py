@@ -28,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     """Print a table, or JSON. 0 however fast anything was: times are shown and not asserted; 1, and
     the reason, where nothing could be measured."""
     choice = _parser().parse_args(argv)
+    choice.model = choice.folder or choice.model
     peers = choice.peer or []
     addresses = [peer for peer in peers if "://" in peer]
     if unknown := [peer for peer in peers if peer not in KINDS and peer not in addresses]:
@@ -105,7 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick", action="store_true", help="too small to judge by: only to see it run"
     )
-    parser.add_argument("--model", default="tiny", help="a shipped model or an artifact folder")
+    what = "a shipped model (tiny), or the folder of one of yours"
+    parser.add_argument("folder", nargs="?", metavar="MODEL", help=what)
+    parser.add_argument("--model", default="tiny", metavar="MODEL", help="the same")
     group = parser.add_argument_group("another engine")
     group.add_argument("--peer", action="append", metavar="ENGINE|URL",
                        help="vllm, openvino, or a server's address; repeatable")  # fmt: skip

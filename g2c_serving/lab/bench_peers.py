@@ -1,9 +1,10 @@
 """`bench --peer`: the engine beside others on the same weights and prompts, in one run.
 
-The model is exported as a GPT-2 (`export_command.py`), every peer loads that folder, and all write
-the same greedy tokens, or the share that they do is printed: with random prompts two best tokens
-may lie within rounding of each other. transformers takes part always. Cost is tokens per CPU-second
-of one thread, as in `bench.py`; a peer counts its own (`peer_process.py`).
+Every peer loads the model's own folder of Hugging Face, or one that it is exported to as a GPT-2
+(`theirs.py`), and all write the same greedy tokens, or the share that they do is printed: with
+random prompts two best tokens may lie within rounding of each other. transformers takes part
+always. Cost is tokens per CPU-second of one thread, as in `bench.py`; a peer counts its own
+(`peer_process.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from g2c_serving.export_command import export_gpt2
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.lab import contestants, machine, step_floor
-from g2c_serving.lab.bench_report import Line, aligned, as_json, grid, ratio, ratio_rows
+from g2c_serving.lab import contestants, machine, step_floor, theirs
+from g2c_serving.lab.bench_report import (
+    Line,
+    aligned,
+    as_json,
+    fitting,
+    grid,
+    ratio,
+    ratio_rows,
+)
 from g2c_serving.lab.bench_run import one_thread, progress
 from g2c_serving.lab.contestants import CONTINUOUS, OURS, Contestant, made_up_prompts, race
 from g2c_serving.lab.peer_process import SECONDS, PeerError, PeerProcess
@@ -35,6 +43,12 @@ class PeerSizes:
     repetitions: int = 3
     growth: tuple[int, ...] = (1, 8, 64, 128)
     growth_new: int = 32
+
+    def fitted(self, context: int) -> PeerSizes:
+        """The same, with texts that fit into a context of so many tokens."""
+        prompt, new = fitting(self.prompt, self.new, context)
+        growth_new = min(self.growth_new, context - prompt)
+        return replace(self, prompt=prompt, new=new, growth_new=growth_new)
 
 
 @dataclass
@@ -66,13 +80,14 @@ def measure(
     pythons  the interpreter of each kind of peer; this one where it has none
     seconds  until a peer's start or round that has not ended is given up
 
-    ValueError for a model that GPT-2 cannot hold.
+    ValueError for a model that has no folder of its own and that GPT-2 cannot hold.
     """
+    sizes = sizes.fitted(lm.config.max_seq_len)
     report = PeerReport(machine.line(), lm.name, dtype, sizes)
     with ExitStack() as stack:
         stack.enter_context(one_thread())
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / lm.name
-        export_gpt2(lm, folder, with_tokenizer=False)
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = theirs.folder_for_others(lm, scratch)
         others = []
         for kind in kinds:
             progress(f"{kind} starts")
@@ -84,7 +99,7 @@ def measure(
                 stack.callback(peer.close)
                 others.append((kind, peer.contestant()))
             except PeerError as err:
-                others.append((kind, Contestant(kind, lambda prompts, n: [], str(err))))
+                others.append((kind, contestants.absent(kind, str(err))))
         others += [(one.name, one) for one in contestants.transformers_pair(lm, dtype)]
         mine = contestants.ours(lm, dtype=dtype)
         _fill(report, lm, mine, others)
@@ -99,8 +114,8 @@ def table(report: PeerReport) -> str:
     s = report.sizes
     return "\n".join(
         [
-            f"{report.model} exported as a GPT-2: {s.requests} requests of {s.prompt} + {s.new} "
-            f"tokens, greedy, {report.dtype}, one thread each.",
+            f"{report.model}, the same weights for all: {s.requests} requests of {s.prompt} + "
+            f"{s.new} tokens, greedy, {report.dtype}, one thread each.",
             f"A step has at most {contestants.TOKENS_A_STEP:,} tokens in each. Rates are (prompt + "
             f"new) tokens per CPU-second; the best of {s.repetitions} rounds in turn.",
             f"Measured here: {report.machine}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from g2c_serving.lab.contestants import TOKENS_A_STEP, Result, share_equal
@@ -29,6 +29,19 @@ class Sizes:
     contexts: tuple[int, ...] = (32, 128, 256, 448)
     context_requests: int = 8
     floors: tuple[int, ...] = (1, 8, 64, 128)
+
+    def fitted(self, context: int) -> Sizes:
+        """The same, with texts that fit into a context of so many tokens."""
+        prompt, new = fitting(self.prompt, self.new, context)
+        growth_new = min(self.growth_new, context - prompt)
+        contexts = tuple(dict.fromkeys(min(n, context - growth_new) for n in self.contexts))
+        return replace(self, prompt=prompt, new=new, growth_new=growth_new, contexts=contexts)
+
+
+def fitting(prompt: int, new: int, context: int) -> tuple[int, int]:
+    """A prompt of half the context at most, and new tokens that fit behind it."""
+    prompt = min(prompt, context // 2)
+    return prompt, min(new, context - prompt)
 
 
 @dataclass(frozen=True)

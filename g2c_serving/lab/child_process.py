@@ -1,19 +1,19 @@
 """A process of ours that may hang: its lines with a limit on the waiting, and an end for all of it.
 
 A read from a pipe cannot be given up, so a thread reads. What a process has started outlives it, so
-on POSIX it gets a group of its own, and the group is ended; elsewhere it is ended alone.
+it gets a group of its own, and the group is ended (`process_group.py`).
 """
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
+
+from g2c_serving.lab.process_group import ProcessGroup, options
 
 MOST_LINE = 64 << 20  # characters
 PATIENCE = 10.0  # seconds for a process to end by itself
@@ -27,8 +27,9 @@ class ChildProcess:
     ) -> None:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=printed, env=env,
-            encoding="utf-8", errors="replace", start_new_session=True,
+            encoding="utf-8", errors="replace", **options(),
         )  # fmt: skip
+        self._group = ProcessGroup(self._process)
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="child", daemon=True)
         self._reader.start()
@@ -68,11 +69,7 @@ class ChildProcess:
         """End it and all that it has started. Its status. Twice is fine."""
         if not self._is_over:
             self._is_over = True
-            if hasattr(os, "killpg"):
-                with suppress(OSError):  # nobody is left
-                    os.killpg(self._process.pid, signal.SIGKILL)
-            else:
-                self._process.kill()
+            self._group.kill()
         return self._process.wait()
 
     def close(self, gently: bool = True) -> None:

@@ -19,7 +19,7 @@ import torch
 from g2c_serving.config import DTYPES, EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.lab import gpt2
+from g2c_serving.lab import gpt2, theirs
 from g2c_serving.lab.machine import version
 from g2c_serving.lab.one_user import OneUserModel, generate_cached
 from g2c_serving.request import SamplingParams
@@ -80,17 +80,24 @@ def ours(lm: LanguageModel, max_num_seqs: int = 128, dtype: str = "float32") -> 
 
 
 def one_user(lm: LanguageModel) -> Contestant:
-    model = OneUserModel(lm)
+    """The loop before the engine; absent for a model of another shape than the course's."""
+    try:
+        model = OneUserModel(lm)
+    except ValueError as err:
+        return absent(ONE_USER, str(err))
     return Contestant(ONE_USER, lambda prompts, n: [generate_cached(model, p, n) for p in prompts])
 
 
 def transformers_pair(lm: LanguageModel, dtype: str = "float32") -> list[Contestant]:
     """Continuous batching and padded `generate` of transformers; absent where they cannot run."""
     if version("transformers") == "not installed":
-        return _absent("transformers is not installed")
+        return [absent(name, "transformers is not installed") for name in (CONTINUOUS, PADDED)]
     for name in ("transformers", "ContinuousBatchingLogger"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    model = gpt2.to_gpt2(lm, DTYPES[dtype])
+    try:
+        model = theirs.transformers_model(lm, DTYPES[dtype])
+    except Exception as err:  # its shape, or another version of transformers
+        return [absent(name, str(err)) for name in (CONTINUOUS, PADDED)]
     pair = []
     continuous = partial(gpt2.continuous_generate, max_batch_tokens=TOKENS_A_STEP)
     for name, serve in ((CONTINUOUS, continuous), (PADDED, gpt2.padded_generate)):
@@ -102,15 +109,16 @@ def transformers_pair(lm: LanguageModel, dtype: str = "float32") -> list[Contest
     return pair
 
 
-def _absent(why: str) -> list[Contestant]:
-    return [Contestant(name, lambda prompts, n: [], why) for name in (CONTINUOUS, PADDED)]
+def absent(name: str, why: str) -> Contestant:
+    return Contestant(name, lambda prompts, n: [], why)
 
 
 def race(
     entries: Sequence[tuple[Contestant, Prompts]], new_tokens: int, repetitions: int
 ) -> dict[str, Result]:
     """Each contestant's best result; they take turns (A B C, A B C, ...), so that a slow minute of
-    the machine hits them all. One that fails on the way has no result."""
+    the machine hits them all. One that is absent, or fails on the way, has no result."""
+    entries = [entry for entry in entries if not entry[0].absent]
     results = {contestant.name: Result(len(prompts)) for contestant, prompts in entries}
     for _ in range(repetitions):
         gc.collect()

@@ -15,6 +15,16 @@ from g2c_serving.forward.linear import Linear
 from g2c_serving.lab.one_user import refuse_other_shapes, refuse_windows
 
 
+def refusal(lm: LanguageModel) -> str | None:
+    """Why `DenseModel` does not compute this model; None where it does."""
+    try:
+        refuse_windows(lm, "DenseModel")
+        refuse_other_shapes(lm, "DenseModel")
+    except ValueError as err:
+        return str(err)
+    return None
+
+
 class PlainLinear:
     """y = x @ weight + bias by `F.linear`, then exact GELU if `activation` says so; weight
     (in, out)."""

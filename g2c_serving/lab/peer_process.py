@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from typing import IO, Any, Self
 from g2c_serving.lab.child_process import ChildProcess
 from g2c_serving.lab.contestants import Contestant, Prompts
 from g2c_serving.lab.openai_stream import plain
+from g2c_serving.lab.peer_runner import SCRATCH
 
 RUNNER = Path(__file__).with_name("peer_runner.py")
 LAST_LINES = 3  # of what a peer printed, in an error
@@ -33,7 +35,8 @@ class PeerError(RuntimeError):
 
 
 class PeerProcess:
-    """An engine of `kind` on a folder that `export` wrote. Close it, or use it in a `with`.
+    """An engine of `kind` on a folder of Hugging Face, which is only read. Close it, or use it in
+    a `with`.
 
     python   the interpreter that has the engine; None: this one
     mode     for vLLM eager or compiled
@@ -54,11 +57,14 @@ class PeerProcess:
     ) -> None:
         self.kind, self.seconds, self.cpu_seconds = kind, seconds, 0.0
         self._printed: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self._scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         command = [str(python or sys.executable), str(RUNNER), kind, str(folder), dtype, mode]
         try:
-            self._process = ChildProcess(command, self._printed)
+            environment = os.environ | {SCRATCH: self._scratch.name}
+            self._process = ChildProcess(command, self._printed, environment)
         except OSError as err:
             self._printed.close()
+            self._scratch.cleanup()
             raise PeerError(f"{command[0]} cannot be run ({err}): name a Python that has {kind}"
                             ) from err  # fmt: skip
         try:
@@ -93,6 +99,7 @@ class PeerProcess:
         """End the process. Twice is fine."""
         self._process.close()
         self._printed.close()
+        self._scratch.cleanup()
 
     def __enter__(self) -> Self:
         return self

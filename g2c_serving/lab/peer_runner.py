@@ -18,6 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 TOKENS_A_STEP, MOST_REQUESTS = 1024, 128
+MOST_TOKENS = 2048  # of a request: a long context would not fit into the cache
+SCRATCH = "PEER_SCRATCH"  # names a folder for what an engine writes: the model's is only read
 MEASURED = {  # what the comparison rests on, whatever the user's environment says
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",  # goes before OMP's, where it is set
@@ -39,8 +41,12 @@ def vllm(folder: str, dtype: str, mode: str) -> tuple[str, Serve]:
     """vLLM's offline engine. mode: eager, or compiled (needs a C++ compiler, and a minute)."""
     import vllm
 
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        fields = json.load(file)
+    context = fields.get("max_position_embeddings") or fields.get("n_positions") or MOST_TOKENS
     engine = vllm.LLM(
         folder,
+        max_model_len=min(context, MOST_TOKENS),
         dtype=dtype,
         enforce_eager=mode == "eager",
         max_num_batched_tokens=TOKENS_A_STEP,
@@ -67,7 +73,7 @@ def openvino(folder: str, dtype: str, mode: str) -> tuple[str, Serve]:
     import openvino_genai
     from optimum.exporters.openvino import main_export
 
-    converted = os.path.join(folder, "openvino")
+    converted = os.path.join(os.environ[SCRATCH], "openvino")
     main_export(folder, converted, task="text-generation-with-past", convert_tokenizer=False)
     limits = openvino_genai.SchedulerConfig()
     limits.max_num_batched_tokens, limits.max_num_seqs = TOKENS_A_STEP, MOST_REQUESTS

@@ -18,7 +18,7 @@ from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.linear import Linear
 from g2c_serving.lab.contestants import made_up_prompts
-from g2c_serving.lab.dense import DenseModel, PlainLinear
+from g2c_serving.lab.dense import DenseModel, PlainLinear, refusal
 from g2c_serving.output import RequestOutput
 from g2c_serving.request import SamplingParams
 from g2c_serving.sampling import Sampled
@@ -133,18 +133,18 @@ def compare(
     most: int = 64,
 ) -> dict[str, float]:
     """Mean ms of a decode step, each step the best of interleaved repetitions: `ours`, `python`
-    (the part outside forward and sampler), `dense`, `dense_packed`; and the mean `context`."""
+    (the part outside forward and sampler), and where the dense model has the shape `dense` and
+    `dense_packed`; and the mean `context`."""
     best: dict[str, list[float]] = {}
+    yardsticks = {} if refusal(lm) else {"dense": PlainLinear, "dense_packed": Linear}
     for _ in range(repetitions):
         steps = engine_steps(filled(lm, requests, prompt_len, new_tokens), requests, most)
         contexts = [step.context for step in steps]
         found = {
             "ours": [step.ms for step in steps],
             "python": [step.python_ms for step in steps],
-            "dense": dense_steps(lm, requests, contexts),
-            "dense_packed": dense_steps(lm, requests, contexts, Linear),
             "context": contexts,
-        }
+        } | {kind: dense_steps(lm, requests, contexts, how) for kind, how in yardsticks.items()}
         for name, times in found.items():
             before = best.get(name, times)
             best[name] = [min(pair) for pair in zip(before, times, strict=True)]
