@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "data"
 NOTEBOOKS = ROOT / "notebooks"
-CACHE = ROOT / ".cache" / "kv"  # the KV cache on disk; never committed
+CACHE_VARIABLE = "G2C_SERVING_CACHE"
+# The KV cache on disk; never committed. The variable names another folder.
+CACHE = Path(os.environ.get(CACHE_VARIABLE) or ROOT / ".cache" / "kv")

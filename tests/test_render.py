@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
@@ -127,6 +130,74 @@ def test_progress_lines_are_kept_as_their_last_state(tmp_path):
     render.render(path)
     (cell,) = render.code_cells(nbformat.read(path, as_version=4))
     assert render.text_of(cell) == ["3 of 3"]
+
+
+# ---- two kernels at a time ----
+
+MEETING = """
+import json, os, pathlib, time
+here, (mine, other) = pathlib.Path(FOLDER), NAMES
+known = [os.environ.get(name) for name in ("G2C_SERVING_CACHE", "OMP_NUM_THREADS")]
+known[0] = known[0] and [known[0], os.path.isdir(known[0])]
+(here / f"{mine}.json").write_text(json.dumps(known))
+end = time.monotonic() + 60
+while not (here / f"{other}.json").exists() and time.monotonic() < end:
+    time.sleep(0.05)
+assert (here / f"{other}.json").exists(), "the other kernel has not come"
+"""
+
+
+@pytest.fixture
+def pair(tmp_path, monkeypatch):
+    """Two notebooks, each of which ends only when the other runs as well; what their kernels knew
+    is left in `a.json` and `b.json`."""
+    monkeypatch.delenv("G2C_SERVING_CACHE", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    for names in ("ab", "ba"):
+        source = MEETING.replace("FOLDER", repr(str(tmp_path))).replace("NAMES", repr(names))
+        write(tmp_path / f"{names[0]}.ipynb", new_code_cell(source))
+    return tmp_path
+
+
+def test_two_kernels_run_at_the_same_time_and_share_no_cache(pair, capsys):
+    paths = [str(pair / "a.ipynb"), str(pair / "b.ipynb")]
+    assert render.main([*paths, "--jobs", "2"]) == 0
+    for name in "ab":
+        (pair / f"{name}.json").unlink()
+    capsys.readouterr()
+    assert render.main([*paths, "--check", "--jobs", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines[:2]) == ["a.ipynb: as committed", "b.ipynb: as committed"]
+    assert re.fullmatch(r"2 notebooks in \d+ s, 2 at a time: all well", lines[2])
+    (one, there), (other, also) = (json.loads((pair / f"{n}.json").read_text())[0] for n in "ab")
+    assert one != other and there and also
+    assert [json.loads((pair / f"{n}.json").read_text())[1] for n in "ab"] == ["1", "1"]
+
+
+def test_one_after_another_is_the_default_and_leaves_the_kernel_as_it_is(pair, capsys):
+    (pair / "b.json").touch()
+    assert render.main([str(pair / "a.ipynb")]) == 0
+    assert json.loads((pair / "a.json").read_text()) == [None, "3"]
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"1 notebook in \d+ s, one after another: all well", lines[-1])
+
+
+def test_one_that_fails_beside_one_that_does_not(tmp_path, capsys):
+    bad, good = tmp_path / "bad.ipynb", tmp_path / "good.ipynb"
+    before = write(bad, new_code_cell("1 / 0")).read_text()
+    write(good, new_code_cell("1 + 1"))
+    assert render.main([str(bad), str(good), "--jobs", "2"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "good.ipynb: written" in lines
+    assert "bad.ipynb: a cell failed; nothing was written" in lines
+    assert any("ZeroDivisionError" in line for line in lines)
+    assert lines[-1].endswith("2 at a time: 1 failed") and bad.read_text() == before
+
+
+def test_no_kernel_at_all_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        render.main(["--jobs", "0"])
+    assert "--jobs 0: at least one kernel" in capsys.readouterr().err
 
 
 def test_an_unknown_notebook_is_refused_with_the_list(capsys):

@@ -4,31 +4,45 @@ The .ipynb is the one source. What is written is the same at every run: pictures
 widget views, no widget state, no timings. Then offline readers see every picture, and a diff shows
 what changed. `--check` executes and compares the text outputs with the committed ones, cells with
 the tag `measured` aside: their numbers belong to the machine named beside them.
+
+`--jobs 2` has two kernels at the same time, each with one thread and a KV cache folder of its own.
+That is for `--check`. What is written should come from one after another on a quiet machine: the
+measured cells of one kernel would see the other at work.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import copy
 import difflib
+import os
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
+from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from g2c_serving.paths import NOTEBOOKS
+from g2c_serving.paths import CACHE_VARIABLE, NOTEBOOKS
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 TEXTS = ("text/plain", "text/markdown", "text/html")
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 TIMEOUT_S = 600
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def execute(notebook: NotebookNode, folder: Path = NOTEBOOKS) -> NotebookNode:
-    """A copy of the notebook, run in a new kernel from its first cell, working in `folder`.
+async def executed(
+    notebook: NotebookNode, folder: Path = NOTEBOOKS, alone: bool = True
+) -> NotebookNode:
+    """A copy of the notebook, run in a new kernel from its first cell, working in `folder`. Not
+    `alone`, its kernel leaves to others what they share: it has one thread, and a KV cache folder
+    of its own.
 
     Raises nbclient's CellExecutionError for the first cell that fails.
     """
@@ -42,7 +56,9 @@ def execute(notebook: NotebookNode, folder: Path = NOTEBOOKS) -> NotebookNode:
         coalesce_streams=True,
         resources={"metadata": {"path": str(folder)}},
     )
-    client.execute()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
+        apart = {CACHE_VARIABLE: cache, **dict.fromkeys(THREADS, "1")}
+        await client.async_execute(env={**os.environ, **({} if alone else apart)})
     return done
 
 
@@ -127,21 +143,24 @@ def flaws(notebook: NotebookNode) -> list[str]:
     return found
 
 
-def render(path: Path, keep_measured: bool = False) -> bool:
+async def rendered(path: Path, keep_measured: bool = False, alone: bool = True) -> bool:
     """Execute one notebook and write it; True where the file changed."""
     former = nbformat.read(path, as_version=4)
-    fresh = clean(execute(former, path.parent), former if keep_measured else None)
+    fresh = clean(await executed(former, path.parent, alone), former if keep_measured else None)
     text = nbformat.writes(fresh) + "\n"
     changed = text != path.read_text(encoding="utf-8")
     path.write_text(text, encoding="utf-8", newline="\n")
     return changed
 
 
-def check(path: Path) -> list[str]:
+async def checked(path: Path, alone: bool = True) -> list[str]:
     """What is wrong with a committed notebook: flaws, and words that a new run does not give."""
     committed = nbformat.read(path, as_version=4)
-    fresh = clean(execute(committed, path.parent))
+    fresh = clean(await executed(committed, path.parent, alone))
     return flaws(committed) + differences(committed, fresh)
+
+
+execute, render, check = run_sync(executed), run_sync(rendered), run_sync(checked)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -150,26 +169,50 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("notebooks", nargs="*", help="paths, or starts of names such as 01")
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     parser.add_argument("--keep-measured", action="store_true", help="keep outputs of such cells")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="kernels at the same time, for --check "
+        "(1: one after another, as the measured cells want it)",
+    )  # fmt: skip
     choice = parser.parse_args(argv)
-    bad = 0
-    for path in chosen(choice.notebooks, parser):
-        try:
-            bad += _one(path, choice)
-        except CellExecutionError as error:
-            print(f"{path.name}: a cell failed; nothing was written\n{error}")
-            bad += 1
+    if choice.jobs < 1:
+        parser.error(f"--jobs {choice.jobs}: at least one kernel has to run")
+    paths, start = chosen(choice.notebooks, parser), time.monotonic()
+    bad = sum(asyncio.run(_all(paths, choice)))
+    how = "one after another" if choice.jobs == 1 else f"{choice.jobs} at a time"
+    print(
+        f"{len(paths)} notebook{'s' * (len(paths) != 1)} in {time.monotonic() - start:.0f} s, "
+        f"{how}: {f'{bad} failed' if bad else 'all well'}"
+    )
     return int(bad > 0)
 
 
-def _one(path: Path, choice: argparse.Namespace) -> bool:
-    """Render or check one notebook and say how it went; True where the check found something."""
-    if choice.check:
-        found = check(path)
-        print(f"{path.name}: {'differs' if found else 'as committed'}", *found, sep="\n  ")
-        return bool(found)
-    changed = render(path, choice.keep_measured)
-    print(f"{path.name}: {'written' if changed else 'unchanged'}", flush=True)
-    return False
+async def _all(paths: list[Path], choice: argparse.Namespace) -> list[bool]:
+    """Which of the notebooks failed. Several at a time begin with the last: later pages take longer
+    as a rule, and a long one that begins last would run on alone."""
+    turns = asyncio.Semaphore(choice.jobs)
+
+    async def one(path: Path) -> bool:
+        async with turns:
+            return await _one(path, choice)
+
+    return await asyncio.gather(*map(one, paths if choice.jobs == 1 else reversed(paths)))
+
+
+async def _one(path: Path, choice: argparse.Namespace) -> bool:
+    """Render or check one notebook and say how it went; True where a cell failed or the check found
+    something."""
+    found: list[str] = []
+    alone = choice.jobs == 1
+    try:
+        if choice.check:
+            found = await checked(path, alone)
+            said = "differs" if found else "as committed"
+        else:
+            said = "written" if await rendered(path, choice.keep_measured, alone) else "unchanged"
+    except CellExecutionError as error:
+        said, found = "a cell failed; nothing was written", str(error).split("\n")
+    print(f"{path.name}: {said}", *found, sep="\n  ", flush=True)
+    return bool(found)
 
 
 def chosen(names: list[str], parser: argparse.ArgumentParser) -> list[Path]:
