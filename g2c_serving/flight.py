@@ -70,14 +70,16 @@ class Flight:
         self.handed_over.put({r.sequence_id: r.grammar and r.grammar.ahead() for r in family})
 
     def meet(self) -> None:
-        """On the device, before the step is computed: leave out the rows whose token will never
-        come, and with drafts take in what the step before has brought."""
+        """On the device, before the step is computed: leave out the rows of requests that end with
+        the step before, since it failed; and with drafts take in what that has brought."""
         before, self.before = self.before, None  # or each would keep all that were before it
         if before is None:
             return
         self.to_fill_in = before.draws
-        if before.step.error is not None:
-            self.step.scheduled = [s for s in self.step.scheduled if not s.request.num_pending]
+        if before.step.error is not None:  # all that it had end, but for those preempted since
+            ended = {(s.request.sequence_id, s.turn) for s in before.launched}
+            rows = self.step.scheduled
+            self.step.scheduled = [s for s in rows if (s.request.sequence_id, s.turn) not in ended]
         elif before.draws is None:
             self.step.scheduled = catch_up(self.step.scheduled, before.step.sampled)
 

@@ -1,7 +1,5 @@
 """n samples of one prompt, and forks of a running request: computed once, its blocks shared."""
 
-import random
-
 import pytest
 import torch
 from fakes import GREEDY, FakeLM, continuation, engine, run
@@ -182,44 +180,6 @@ def test_bad_forks_are_refused():
         with pytest.raises(ValueError, match="seed"):
             e.fork(one, seed=seed)
     assert len(run_all(e)) == 3
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_any_mix_of_requests_forks_and_aborts_gives_the_tokens_of_a_run_alone(seed):
-    rng = random.Random(seed)
-    e = engine(
-        num_blocks=rng.randint(6, 20),
-        max_num_seqs=rng.randint(1, 6),
-        max_num_batched_tokens=rng.randint(6, 20),
-        enable_prefix_caching=rng.random() < 0.5,
-    )
-    prompts, final = {}, {}
-    for _ in range(60):
-        act = rng.random()
-        if act < 0.25:
-            prompt = [rng.randint(0, 1) for _ in range(rng.randint(1, 14))]
-            n = rng.choice([1, 1, 2, 3])
-            params = g.SamplingParams(temperature=0, n=n, max_tokens=rng.randint(1, 9))
-            prompts[e.add(prompt, params)] = prompt
-        elif act < 0.4 and e._requests:
-            parent = rng.choice(list(e._requests))
-            if len(e._requests[parent]) == 1:
-                prompts[e.fork(parent)] = prompts[parent]
-        elif act < 0.45 and e._requests:
-            e.abort(rng.choice(list(e._requests)))
-        else:
-            for output in e.step():
-                if output.finish_reason is not None:
-                    final[output.request_id, output.sample_index] = output
-        e.block_manager.check()
-    for output in run_all(e):
-        final[output.request_id, output.sample_index] = output
-    for (request_id, _), output in final.items():
-        if output.finish_reason == "error":
-            assert "num_blocks" in output.message
-            continue
-        expected = continuation(prompts[request_id], len(output.token_ids))
-        assert output.token_ids == expected
 
 
 def test_32_samples_of_a_long_prompt_take_little_more_than_one():
