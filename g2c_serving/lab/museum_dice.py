@@ -32,7 +32,7 @@ FAIR = dict.fromkeys("123456", 1 / 6)
 def die(chances: Mapping[str, float], level: float = 0.0) -> g.LanguageModel:
     """A model that writes these letters with these chances. level: of its logits; what is added to
     all of them changes no chance."""
-    config = ModelConfig(VOCAB_SIZE, 8, 1, 1, 256, 8)
+    config = ModelConfig(VOCAB_SIZE, 8, 1, 1, 2048, 8)
     weights = {name: torch.zeros(shape) for name, shape in param_shapes(config)}
     weights["head_bias"] += NEVER
     for letter, chance in chances.items():
