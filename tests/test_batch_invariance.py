@@ -124,12 +124,14 @@ def lm(request) -> LanguageModel:
 @pytest.mark.parametrize("size", ["whole", 16, 7, "any"])
 @pytest.mark.parametrize("company", [2, 10])
 def test_company_and_chunks(lm: LanguageModel, company: int, size: int | str) -> None:
+    """batch_invariant_ops 7 and 6: a reduction was swapped, and one path left variant, so the mode
+    is held to its property and not to its list of kernels: here in prefill and chunks."""
     model, texts = model_of(lm), texts_of(lm)
     assert equal(run(model, texts, company, size), alone(model, texts))
 
 
 def test_one_token_at_a_time(lm: LanguageModel) -> None:
-    """Decode against prefill: with others from pass to pass, and alone."""
+    """batch_invariant_ops 6. Decode against prefill: with others from pass to pass, and alone."""
     model, texts = model_of(lm), texts_of(lm, (70, 66, 3))
     expected = alone(model, texts)
     assert equal(run(model, texts, 3, 1), expected)
@@ -318,6 +320,25 @@ def test_chunks_cut_by_the_company(name: str, budget: int) -> None:
     engine = watched(lm, seen, max_num_batched_tokens=budget)
     assert tokens_of(engine.generate(prompts, GREEDY)) == tokens
     assert (engine.compared, engine.differed) == (100, 0)
+
+
+@pytest.mark.parametrize("drafts", [1, 4])
+def test_drafts_that_are_verified(drafts: int) -> None:
+    """batch_invariant_ops 6 and 7: the last path. Of each token the log-probability in float32, and
+    those of the three best, are to the bit what a run alone and without drafts says."""
+    lm = odd_lm()
+    params = dataclasses.replace(GREEDY, logprobs=3)
+    prompts = texts_of(lm, (60, 3, 33, 17))
+    expected = [watched(lm).generate([prompt], params)[0] for prompt in prompts]
+    for other in (lm, random_lm(vocab_size=301, context=160, seed=5)):
+        engine = g.Engine(lm, g.EngineConfig(
+            block_size=8, num_blocks=256, batch_invariant=True, max_num_batched_tokens=40,
+            speculation=g.Speculation("fixed", drafts, other),
+        ))  # fmt: skip
+        found = engine.generate(prompts, params)
+        assert [o.logprobs for o in found] == [o.logprobs for o in expected]
+        assert engine.stats.verified > 20
+    assert all(len(o.logprobs) == 20 for o in expected)
 
 
 def test_the_watch_sees_what_differs() -> None:

@@ -219,6 +219,22 @@ def test_what_the_file_puts_before_a_text():
         assert ours.encode_parts(parts) == theirs.encode("hello the world").ids
 
 
+def test_text_of_an_added_token_that_is_not_flagged_special_is_text():
+    """tokenizers (run here): with `encode_special_tokens=True` the library takes the text of
+    special tokens as text, and still makes `<think>` of its own, which was added without that
+    flag."""
+    theirs, ours = llama3(), pair("llama3")[1]
+    theirs.encode_special_tokens = True
+    flags = {t.content: t.special for t in theirs.get_added_tokens_decoder().values()}
+    assert not flags["<think>"] and flags["<|eot_id|>"]
+    text = "a<think>b<|eot_id|>"
+    found = theirs.encode(text, add_special_tokens=False).ids
+    assert theirs.token_to_id("<think>") in found and theirs.token_to_id("<|eot_id|>") not in found
+    assert not set(ours.encode(text)) & set(ours.reserved.values())
+    assert ours.decode(ours.encode(text)) == text
+    assert ours.encode_parts([g.Reserved("<think>")]) == [theirs.token_to_id("<think>")]
+
+
 def test_added_tokens_are_reserved_unless_they_are_blank():
     ours = pair("llama3")[1]
     assert set(ours.reserved) == {"<|begin_of_text|>", "<|eot_id|>", "<think>"}

@@ -65,6 +65,9 @@ def drawn(probabilities, **options) -> set[int]:
     ],
 )
 def test_kept_tokens(probabilities, options, kept):
+    """transformers 18976 (the token that crosses top_p is kept, none after it) and 19839 (so small
+    a top_p leaves the most likely one); a fixed-point CDF that compares with 2^k and not with its
+    own total cuts even parts short; nanochat 466 (top_k = 0 is off, as `SamplingParams` says)."""
     assert drawn(probabilities, **options) == kept
 
 

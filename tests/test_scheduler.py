@@ -117,6 +117,42 @@ def test_a_lone_request_that_outgrows_the_pool_ends_with_an_error():
     assert final[other].token_ids == continuation([5], 8)
 
 
+@pytest.mark.parametrize("caching", [False, True])
+def test_inputs_that_stop_an_engine_stop_nobody_here(caching):
+    """nano-vllm (run at its head): an empty prompt, max_tokens = 0, temperature = 0, a prompt
+    larger than the pool, a lone request that outgrows it. The one is refused, or ends with a
+    reason, and leaves no trace; a request that is under way goes on, and a later one runs."""
+    e = engine(num_blocks=8, enable_prefix_caching=caching, lm=fakes.FakeLM(max_seq_len=128))
+    under_way = e.add([7] * 5, g.SamplingParams(temperature=0, max_tokens=9))
+    e.step()
+    for prompt, says in (([], "prompt is empty"), ([1] * 33, "EngineConfig.num_blocks")):
+        with pytest.raises(ValueError, match=says):
+            e.add(prompt, GREEDY)
+    with pytest.raises(ValueError, match="max_tokens=0 must be an integer, 1 or more"):
+        g.SamplingParams(max_tokens=0)
+    too_long = e.add([1] * 32, g.SamplingParams(temperature=0, max_tokens=9))
+    final = run(e)
+    assert final[under_way].token_ids == continuation([7] * 5, 9)
+    assert final[too_long].finish_reason == "error"
+    assert "EngineConfig.num_blocks" in final[too_long].message
+    later = e.add([2] * 9, GREEDY)
+    assert run(e)[later].token_ids == continuation([2] * 9, 8)
+
+
+@pytest.mark.parametrize("limit", range(1, 9))
+@pytest.mark.parametrize("options", [{}, {"block_size": 7}, {"enable_prefix_caching": True},
+                                     {"max_num_seqs": 9}, {"block_size": 1}])  # fmt: skip
+def test_a_chunk_limit_below_every_size_hangs_nothing(limit, options):
+    """SGLang 36344: a chunk limit below the alignment that it must respect (there, pages) let the
+    scheduler wait for ever. Ours has none to respect: one token a step is a chunk, whatever the
+    block size."""
+    e = engine(max_num_batched_tokens=limit, **options)
+    ids = [e.add([i] * 11, GREEDY) for i in range(3)]
+    final = run(e)
+    assert [final[i].token_ids for i in ids] == [continuation([i] * 11, 8) for i in range(3)]
+    assert len(e.history) <= 3 * (11 + 8)
+
+
 def test_a_prompt_that_fills_the_pool_exactly_still_runs():
     e = engine(num_blocks=2)
     rid = e.add([1] * 8, g.SamplingParams(temperature=0, max_tokens=1))

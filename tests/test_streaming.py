@@ -331,6 +331,8 @@ def test_a_chat_of_tiny():
 
 
 def test_a_thought_that_spells_its_end_goes_on():
+    """deepseek-recipe 5: a model that spells `</think>` from ordinary tokens has not ended its
+    reasoning; the reserved id alone does."""
     ids = [THINK, *TINY.encode("a </think> b"), DONE, *TINY.encode("c </think> d <think>")]
     assert DONE not in TINY.encode("</think>")
     parser = parse(ids)
