@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from dataclasses import fields
 from functools import partial
@@ -72,6 +73,39 @@ def test_a_chat_ends_with_its_turn(backend):
     assert found.metadata["token_ids"][-1] == backend.lm.tokenizer.reserved["<|end|>"]
     assert found.metadata["finish_reason"] == "stop" and "<|end|>" not in found.completion
     assert found.prompt == asked.text
+
+
+def test_a_turn_ends_a_completion_and_any_end_of_text_does():
+    """Right values: greedy ids that nothing ends, up to the first that is an end."""
+    lm = random_lm(vocab_size=266)
+    asked = {"max_new_tokens": 40, "temperature": 0}
+    whole = Backend(lm).complete([65, 66], **asked).metadata["token_ids"]
+    new = [i for k, i in enumerate(whole) if k > 4 and i not in whole[:k]]
+    assert len(new) > 1
+    unused = next(i for i in range(266) if i not in whole)
+    ended = dataclasses.replace(lm, eos_id=unused, other_eos_ids=(new[0],))
+    turn = dataclasses.replace(lm, tokenizer=Renamed(new[1]))
+    for model, end in ((ended, new[0]), (turn, new[1])):
+        found = Backend(model).complete([65, 66], **asked).metadata
+        assert found["token_ids"] == whole[: whole.index(end) + 1]
+        assert found["finish_reason"] == "stop"
+
+
+class Renamed(g.Tokenizer):
+    """One whose end of a turn has another id."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__()
+        self.reserved = {"<|end|>": end}
+
+
+@pytest.mark.parametrize("names", [(), None], ids=["none", "beyond the vocabulary"])
+def test_a_vocabulary_without_an_end_of_a_turn(names):
+    lm = random_lm(vocab_size=256)
+    if names is not None:
+        lm = dataclasses.replace(lm, tokenizer=g.Tokenizer(special_tokens=names))
+    found = Backend(lm).complete([65, 66], max_new_tokens=5, temperature=0)
+    assert (found.completion_tokens, found.metadata["finish_reason"]) == (5, "length")
 
 
 def test_text_is_inert_unless_parse_promotes_it(backend):
