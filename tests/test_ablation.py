@@ -22,9 +22,10 @@ from g2c_serving.lab.ablation import (
     Scale,
     Switches,
 )
-from g2c_serving.lab.day import LONG, Visit
-from g2c_serving.lab.day_result import Day, Served, Stream, Target
+from g2c_serving.lab.day import CHAT, LONG, Visit
+from g2c_serving.lab.day_result import Day, Mark, Served, Stream, Target
 from g2c_serving.lab.load_sweep import Sweep
+from g2c_serving.lab.plots import new_figure
 from g2c_serving.schedule.cost_model import CostModel
 
 COST = CostModel(1.0, 0.1, 0.0, 0.01, 0.0, 0.0)
@@ -103,9 +104,11 @@ def test_the_scale_is_that_of_this_model_here(small, visits):
     assert scale.target(3).per_token == pytest.approx(3 * scale.alone.per_token)
 
 
-def test_every_setting_serves_the_whole_day(small, visits):
+def test_every_setting_serves_the_whole_day(small, visits, capsys):
     drafter = random_lm(vocab_size=266, context=128, layers=1, seed=1)
     days = ablation.measure(small, drafter, visits, SCALE)
+    lines = capsys.readouterr().out.split("\r")
+    assert lines[1] == "0 of 12 days served ..." and lines[-1].strip() == "12 of 12 days served."
     assert list(days) == [*(name for name, _ in ablation.settings(True)), PAID]
     fixed = sum((v.n + (v.fork_at is not None)) * v.answer - (v.fork_at or 0) for v in visits
                 if not v.calls)  # fmt: skip
@@ -127,6 +130,7 @@ def test_overlap_is_measured_against_the_same_engine(small, visits):
 def test_the_ratio_is_that_of_the_overlapped_engine_to_the_plain_one(small, visits, monkeypatch):
     def serve(lm, drafter, visits, on, scale, clock):
         assert clock == "wall" and drafter is None
+        assert {visit.kind for visit in visits} == {CHAT}
         return made_day(100, 500.0 if on.overlap else 1000.0)
 
     monkeypatch.setattr(ablation, "serve", serve)
@@ -195,6 +199,88 @@ def test_the_chart_shows_every_figure_and_the_table_has_them_all():
     )  # fmt: skip
 
 
+def test_the_chart_says_which_way_is_better():
+    panel = ablation_panel.panel(days(), Target(1.0, 1.0))
+    assert panel.artists["axes"].get_xlabel() == "tokens a busy second: more is better"
+    panel.controls["metric"].value = "first token, p99 (ms)"
+    assert panel.artists["axes"].get_xlabel() == "first token, p99 (ms): less is better"
+    more = [name for name, metric in ablation_panel.METRICS.items() if metric.better == "more"]
+    assert more == [
+        "tokens a busy second", "goodput: tokens a second on target", "visits on target (%)",
+    ]  # fmt: skip
+
+
+def test_the_chart_s_bars_are_the_figures_and_all_on_is_marked():
+    """100 tokens in 1000, 800 and 500 ms: 100, 125 and 200 a second, 141.7 in the mean."""
+    found = days(without_pages=2000.0)
+    found[AGAIN[0]], found[AGAIN[1]] = made_day(100, 800.0), made_day(100, 500.0)
+    art = ablation_panel.panel(found, Target(1.0, 1.0)).artists
+    shown = {}
+    for kind in ("bars", "marks"):
+        for corners in art[kind].get_path().vertices.reshape(-1, 5, 2):
+            name = list(found)[round(float(corners[:, 1].mean()))]
+            shown[name] = (kind, corners[:, 0].max())
+    assert list(art["base"].get_xdata()) == pytest.approx([425 / 3] * 2)
+    for name, text in zip(found, art["values"], strict=True):
+        rate = found[name].per_busy_s
+        assert shown[name] == ("marks" if name in (ALL_ON, *AGAIN) else "bars", rate)
+        assert text.get_text().strip() == f"{rate:.0f}" and text.get_position()[0] == rate
+
+
+def test_the_day_s_picture_shows_who_came_when_and_how_things_stood():
+    art, hour = ablation_panel._draw_day(new_figure(), SCALE), SCALE.hour_ms()
+    found = made_day(3, 10.0, first_token=7.0)
+    late = Visit(CHAT, "n", 0, (1,), 3, 0)
+    found.served.append(Served(late, 5 * hour, [1], [Stream([5 * hour + 30], [0] * 3)]))
+    found.marks += [Mark(1.0, 1, 2, 30), Mark(2 * hour, 3, 4, 50)]
+    ablation_panel._show_day(art, found, NOTHING, SCALE)
+    for name, values in (("waiting", [1, 3]), ("running", [2, 4]), ("blocks", [3, 5])):
+        assert list(art[name].get_xdata()) == pytest.approx([1 / hour, 2])
+        assert list(art[name].get_ydata()) == values
+    assert (list(art[LONG].get_xdata()), list(art[LONG].get_ydata())) == ([0], [7])
+    assert list(art[CHAT].get_xdata()) == pytest.approx([5])
+    assert list(art[CHAT].get_ydata()) == pytest.approx([30])
+
+
+def test_long_words_are_printed_in_lines(capsys):
+    ablation_panel.say("word " * 100)
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        len(lines) > 5 and max(map(len, lines)) <= 88 and " ".join(lines).split() == ["word"] * 100
+    )
+
+
+def test_days_are_drawn_on_the_same_axes_until_one_is_too_long(small, visits):
+    """So that the dots of two presses can be compared; a longer one ends with a day."""
+    panel = ablation_panel.switches(small, None, visits, SCALE)
+    art, hour = panel.artists, SCALE.hour_ms()
+    for hours, end, ticks in ((3, 48, 6), (47, 48, 6), (49, 72, 12), (190, 192, 24)):
+        served = made_day(3, 10.0)
+        served.marks.append(Mark(hours * hour, 1, 2, 30))
+        ablation_panel._show_day(art, served, Switches(), SCALE)
+        for axes in (art["left"], art["right"]):
+            assert axes.get_xlim() == (0, end) and list(axes.get_xticks()) == [
+                *range(0, end + 1, ticks)
+            ]
+        assert art["left"].get_ylim() == (0, 16)
+    served.marks.append(Mark(hours * hour, 30, 2, 30))
+    ablation_panel._show_day(art, served, Switches(), SCALE)
+    assert art["left"].get_ylim() == (0, 39)
+
+
+def test_a_switch_that_does_nothing_is_told():
+    def said(**on):
+        return ablation_panel._show_day(art, served, replace(NOTHING, **on), SCALE)
+
+    figure = new_figure()
+    art, served = ablation_panel._draw_day(figure, SCALE), made_day(3, 10.0)
+    served.marks.append(Mark(1.0, 1, 2, 30))
+    vain = "Without pages the prefix cache can find nothing."
+    assert vain in said(prefix_cache=True)
+    assert not any(vain in said(**on) for on in ({}, {"paging": True}))
+    assert vain not in said(prefix_cache=True, paging=True)
+
+
 def test_the_switches_serve_another_day(small, visits):
     drafter = random_lm(vocab_size=266, context=128, layers=1, seed=1)
     panel = ablation_panel.switches(small, drafter, visits, SCALE)
@@ -211,6 +297,24 @@ def test_the_switches_serve_another_day(small, visits):
 # ---- load ----
 
 
+def test_the_hours_of_a_calm_day_counted_by_hand(small, monkeypatch):
+    """An hour takes 40 ms; alone, a first token takes 10 and each further one 2. Whoever follows
+    comes after the answer before, that of five tokens, 18 ms, and thinks for an hour."""
+    assert SCALE.hour_ms(load_sweep.CALM) == 40
+    first = Visit(CHAT, "n", 3.0, (1, 2), 5, 0)
+    then, other = Visit(CHAT, "n", 1.0, (9,), 1, 0, follows=0), Visit(LONG, "n", 2.0, (7,), 1, 0)
+    visits, prompts = [first, then, other], [[1, 2], [1, 2, 5, 5, 9], [7]]
+    served = tuple(Served(v, 0.0, p) for v, p in zip(visits, prompts, strict=True))
+    trace = load_sweep.calm_day(small, visits, replace(SCALE, served=served))
+    assert [visit.time for visit in trace] == pytest.approx([3, 3 + 18 / 40 + 1, 2])
+    assert [list(visit.asks) for visit in trace] == prompts
+    assert all(visit.follows is None for visit in trace)
+    others = [replace(first, seed=1), then, other]
+    anew = load_sweep.calm_day(small, others, replace(SCALE, served=served))
+    assert anew[0].seed == 1 and [v.time for v in anew] == [v.time for v in trace]
+    assert len(anew[1].asks) == 2 + 5 + 1  # what was asked, and what this model answers
+
+
 def test_the_knee_is_the_last_load_before_too_many_are_late():
     def share(on_target: int) -> Day:
         base = made_day(1, 1.0)
@@ -222,6 +326,35 @@ def test_the_knee_is_the_last_load_before_too_many_are_late():
     assert found.knee("one", 5) == 1.0  # 18 of 20 are nine in ten, 17 are not
     assert found.knee("late", 5) is None
     assert found.knee("one", 1e6) == 4.0
+
+
+def test_the_sweep_s_picture_and_words_are_its_figures():
+    """20 visits a load: all on target at 1, 18 at 2, 10 at 4; those who are late, by 1000 s."""
+
+    def share(on_target: int) -> Day:
+        base = made_day(3, 1.0)
+        late = made_day(3, 1.0, first_token=1e6).served
+        return replace(base, served=base.served * on_target + late * (20 - on_target), duration=500)
+
+    one = dict(zip((1.0, 2.0, 4.0), map(share, (20, 18, 10)), strict=True))
+    found = Sweep(SCALE, {"one": one, "late": {1.0: share(1), 2.0: share(1), 4.0: share(1)}})
+    panel = load_sweep.panel(found)
+    art = panel.artists
+    lines = [mark for axes, mark in art.items() if not isinstance(axes, str)]
+    assert list(art["throughput"].get_ydata()) == [120, 120, 120]  # 60 tokens in half a second
+    assert list(art["goodput"].get_ydata()) == pytest.approx([120, 108, 60])
+    assert list(art["p50"].get_ydata())[:2] == [1, 1] and art["p99"].get_ydata()[1] == 1e6
+    assert list(art["target"].get_ydata()) == [50, 50]
+    assert all(mark.get_visible() and list(mark.get_xdata()) == [2, 2] for mark in lines)
+    assert "the knee is at load 2; at 4 only 50% of the visits" in panel.text
+    panel.controls["engine"].value = "late"
+    assert not any(mark.get_visible() for mark in lines)
+    assert "already at load 1 only 5% of the visits" in panel.text
+    good = {1.0: share(20), 2.0: share(19)}
+    easy = load_sweep.panel(Sweep(SCALE, {"one": good, "other": good}))
+    assert "at every load at least 90% of the visits" in easy.text
+    bottom, top = panel.figure.axes[1].get_ylim()
+    assert bottom < 1 and top > 1e6
 
 
 def test_a_sweep_on_a_real_engine_and_its_panel(small, visits):

@@ -56,6 +56,29 @@ def test_every_session_fits_the_context_and_uses_it(context):
     assert {visit.kind for visit in made} == {CHAT, AGENT, LONG, SAMPLES}
 
 
+def test_a_day_for_a_shorter_context_has_the_same_people():
+    lm = random_lm(vocab_size=266, context=512)
+    long, short = day.made_up(lm), day.made_up(lm, context=256)
+    assert Counter(v.kind for v in long if v.follows is None) == day.SESSIONS
+    assert Counter(v.kind for v in short if v.follows is None) == day.SESSIONS
+    longest = [max(len(v.asks) + v.answer for v in made) for made in (long, short)]
+    assert 256 * 0.5 < longest[1] < 256 < longest[0]
+    assert day.made_up(lm, context=4096) == day.made_up(lm, context=512)
+
+
+def test_every_text_begins_as_the_tokenizer_wants():
+    lm = random_lm(vocab_size=266, context=256)
+    bare = g.Tokenizer(special_tokens=["<s>"])
+    lm = dataclasses.replace(lm, tokenizer=bare)
+    without = day.made_up(lm)
+    bare.opening = (g.Reserved("<s>"),)
+    for visit in day.made_up(lm):
+        assert [k for k, token in enumerate(visit.asks) if token == 256] == (
+            [0] if visit.follows is None else []
+        )
+    assert not any(256 in visit.asks for visit in without)
+
+
 def test_a_vocabulary_without_reserved_tokens_gets_its_day_too():
     lm = random_lm(vocab_size=256, context=128)
     lm = dataclasses.replace(lm, tokenizer=g.Tokenizer(special_tokens=()))

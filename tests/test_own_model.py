@@ -65,6 +65,13 @@ def test_a_longer_context_is_made_up(root, capsys):
     assert own_model.share(lm, 448) == 224 and own_model.share(lm, 1) == 1
 
 
+def test_a_model_is_called_by_its_own_name_and_weight(root):
+    """1,000,000 bytes a MB, four bytes a number; half of that in bfloat16."""
+    assert own_model.weighed(g.load("tiny")) == "tiny, 14 MB"
+    lm = loaded(root)
+    assert own_model.weighed(lm) == f"{STORY}, {4 * lm.num_parameters / 1e6:.0f} MB"
+
+
 def test_thoughts_are_added_behind_the_last_token(root, capsys):
     """No text gives them, the model never writes them, and all else stays as it was."""
     lm = loaded(root)

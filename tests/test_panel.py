@@ -7,6 +7,7 @@ import gc
 import html
 import io
 import re
+import time
 import weakref
 
 import ipywidgets
@@ -135,6 +136,18 @@ def test_with_a_button_only_the_button_draws():
     panel.run()
     assert "settings have changed" not in panel.caption.value
     assert panel.draws == 2 and "at 8" in panel.text and not panel.button.disabled
+
+
+def test_a_double_click_runs_once(monkeypatch):
+    """Its second half is a message that waits until the first run is over; later presses count."""
+    panel = make(run="Measure")
+    panel.button.click()
+    panel.button.click()
+    assert panel.draws == 2
+    monkeypatch.setattr("g2c_serving.lab.panel.WAITED_S", 0.0)
+    time.sleep(0.01)
+    panel.button.click()
+    assert panel.draws == 3
 
 
 def test_settings_that_change_while_it_computes_are_told_when_it_is_done():

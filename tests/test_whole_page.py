@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import sys
 
 import pytest
 from small_models import random_lm
@@ -12,6 +14,7 @@ from g2c_serving.lab import exercises, live_panel, live_users
 from g2c_serving.lab.exercises import EXERCISES, check
 from g2c_serving.lab.live_users import ASKED, BUDGETED, FIXED, OFF
 from g2c_serving.lab.panel import Frame, Panel, entry
+from g2c_serving.lab.plots import new_figure
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +130,123 @@ def test_nobody_and_too_much_are_said_in_its_place(tiny):
     assert "nobody asks anything" in panel.caption.value and 'role="alert"' in panel.caption.value
     panel.controls["Ada"].value = "long " * 400
     panel.run()
-    assert isinstance(panel.error, ValueError) and "prompt" in str(panel.error)
+    assert "what Ada asks is too long: tiny and these blocks have room for 216" in str(panel.error)
+    panel.controls["Ada"].value, panel.controls["Dan"].value = "Hi!", "x" * 1_000_000
+    panel.run()
+    assert "what Dan asks is too long" in str(panel.error)
     assert panel.png == png and panel.text == text
+
+
+def test_a_prompt_may_fill_what_its_answer_leaves_of_the_blocks(tiny):
+    words, room = "word " * 80, 8 * live_users.BLOCK - live_users.TOKENS
+    length = len(tiny.tokenizer.encode_parts(live_users.as_chat(tiny, words)))
+    assert length > room
+    with pytest.raises(ValueError, match=f"these blocks have room for {room} tokens"):
+        live_users.opened(tiny, None, {"Ada": words}, 3, 8, OFF, False)
+    fits = served(tiny, asked={"Ada": words}, blocks=-(-(length + live_users.TOKENS) // 16))
+    assert fits.users[0].output.finish_reason in ("stop", "length")
+
+
+def corners(artist) -> int:
+    return len(artist.get_path().vertices)
+
+
+def test_whoever_has_left_is_gone_from_the_picture(tiny):
+    """A run of one user after one of four and a fork: no bar, key or word of theirs stays."""
+    panel = live_panel.panel(tiny)
+    assert all(map(corners, panel.artists["owned"]))
+    for name in list(ASKED)[1:]:
+        panel.controls[name].value = ""
+    panel.controls["fork"].value = False
+    panel.run()
+    owned, keys = panel.artists["owned"], panel.artists["keys"]
+    for kind in (owned, keys):
+        assert corners(kind[0]) and not any(map(corners, kind[1:]))
+    states = [state.get_text() for state in panel.artists["states"]]
+    assert states[0].startswith("Ada  done") and not any(states[1:])
+    assert not any(text.get_text() for text in panel.artists["texts"][1:])
+
+
+def boxes(artist) -> list[tuple[float, float, float, float]]:
+    """Left, bottom, right and top of each rectangle."""
+    corners = artist.get_path().vertices.reshape(-1, 5, 2)
+    return [(*corner[0], *corner[2]) for corner in corners]
+
+
+def test_the_picture_shows_the_blocks_and_the_queue_of_every_step(tiny):
+    """Counted in the engine's tables: who owns a block has an equal part of its height."""
+    room = served(tiny, fork=True, seats=2)
+    art = live_panel._draw(new_figure())
+    live_panel._show(art, room)
+    for name, counts in (("waiting", room.waiting), ("running", room.running)):
+        assert list(art[name].get_ydata()) == counts
+    assert room.waiting != room.running and max(room.waiting) > 0
+    artists = dict(zip((user.name for user in room.users), art["owned"], strict=False))
+    seen = set()
+    for name, artist in {**artists, live_users.KEPT: art["kept"]}.items():
+        drawn = {(left, round((bottom + top) / 2)): top - bottom
+                 for left, bottom, _, top in boxes(artist)}  # fmt: skip
+        assert drawn.keys() == {(step, block) for step, found in enumerate(room.owners)
+                                for block in found.get(name, ())}  # fmt: skip
+        for (step, block), height in drawn.items():
+            owners = sum(block in blocks for blocks in room.owners[int(step)].values())
+            assert height == pytest.approx(0.9 / owners)
+            seen.add((name == live_users.KEPT, owners))
+    assert {(False, 1), (False, 2), (True, 1)} <= seen
+
+
+def test_what_a_user_sees_happen(tiny):
+    """In their words: nobody yet, a wait for a seat, for blocks after a preemption, and text."""
+
+    def told(**how) -> set[str]:
+        room = live_users.opened(tiny, None, ASKED, speculation=OFF, fork=False, **how)
+        return {room.state(user).split(",")[0] for _ in room.run() for user in room.users}
+
+    one_seat, few_blocks = told(seats=1, blocks=32), told(seats=4, blocks=8)
+    assert {"is not here yet", "waits", "writes", "done: stop"} <= one_seat
+    assert "waits again (preempted)" in few_blocks and "waits again (preempted)" not in one_seat
+
+
+def test_the_picture_shows_the_whole_answer_in_characters_that_it_has():
+    """The font has an e with an accent and no balloon; a long text shows its last lines."""
+    said = live_panel._words(Output("At the caf\u00e9 \U0001f388 with\n a_{b} $"))
+    assert said == "At the caf\u00e9 \u25a1 with a_{b} $"
+    words = [f"word{k:03d}" for k in range(60)]
+    shown = live_panel._words(Output(" ".join(words[:20]))).split("\n")
+    assert " ".join(shown).split() == words[:20] and len(shown) == live_panel.LINES
+    shown = live_panel._words(Output(" ".join(words))).split("\n")
+    assert shown[0] == "..." and shown[-1].endswith("word059") and len(shown) == live_panel.LINES
+
+
+class Output:
+    """An answer's text, and no tool call."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.tool_calls = text, []
+
+
+def test_a_fork_that_came_too_late_is_told(tiny, monkeypatch):
+    asked = {"Dan": ASKED["Dan"]}
+    for fork, told in ((True, False), (False, False)):
+        said = live_users.sentence(served(tiny, asked=asked, fork=fork))
+        assert ("before the fork" in said) == told
+    monkeypatch.setattr(live_users, "FORK_AT", live_users.TOKENS + 1)
+    room = served(tiny, asked=asked, fork=True)
+    assert len(room.users) == 1
+    assert "Dan was done before the fork." in live_users.sentence(room)
+
+
+def test_the_sentence_says_who_waited(tiny):
+    assert "Nobody waited, at most" in live_users.sentence(served(tiny, seats=4))
+    assert "At most 3 waited, at most" in live_users.sentence(served(tiny, seats=1))
+
+
+def test_words_without_a_template_begin_as_the_tokenizer_wants():
+    bare = g.Tokenizer(special_tokens=["<s>"])
+    lm = dataclasses.replace(random_lm(vocab_size=266, context=128), tokenizer=bare)
+    assert live_users.as_chat(lm, "Hi") == "Hi"
+    bare.opening = (g.Reserved("<s>"),)
+    assert live_users.as_chat(lm, "Hi") == [256, 72, 105]
 
 
 def test_a_model_of_bytes_and_a_short_context_serves_four_users_too():
@@ -201,7 +319,8 @@ def forged_prompt(messages):
 @pytest.mark.parametrize(
     "name, right, wrong",
     [
-        # (31.6 - 13.2) / 192 against 13.2 / 64; (16 / 1.5 - 1) / 15
+        # (31.6 - 13.2) / 192 against 13.2 / 64; (16 / 1.5 - 1) / 15, or with the words' 10.7
+        ("09.phases", [0.46, (10.7 - 1) / (16 - 1)], [0.46, 10.7 / 16]),
         ("09.phases", [18.4 / 192 / (13.2 / 64), 9.667 / 15], [0.46, 1.5]),
         ("09.fork", [7 + 24 * 2, 23], [24 * 9, 24]),
         ("09.returning", 23_456 - 155 * 128 + 128, 23_456 - 156 * 128),
@@ -232,6 +351,12 @@ def test_there_is_one_for_each_outcome_and_each_accepts_the_package_s_own_answer
          "over 3,000 positions"),
         (lambda batch: [random.Random(p).choices(range(len(w)), w)[0] for w, _, p in batch],
          "over 3,000 seeds"),
+        (lambda batch: [random.Random(s + p).choices(range(len(w)), w)[0] for w, s, p in batch],
+         "rows whose seed and position have one sum"),
+        (lambda batch: [random.Random(s - p).choices(range(len(w)), w)[0] for w, s, p in batch],
+         "rows whose seed is their position"),
+        (lambda batch: [random.Random(s * p).choices(range(len(w)), w)[0] for w, s, p in batch],
+         "positions of seed 0"),
         (by_place, "alone than in the batch"),
     ],
 )  # fmt: skip
@@ -248,8 +373,22 @@ def test_one_generator_for_all_is_told_so():
     assert verdict.right is False and "something goes on counting" in verdict.text
 
 
+@pytest.mark.parametrize(
+    "one", [lambda s, p: f"{s} {p}", lambda s, p: s * 1_000_003 + p, lambda s, p: hash((s, p))]
+)
+def test_other_ways_to_key_a_generator_are_right_too(one):
+    def draw(batch):
+        return [random.Random(one(s, p)).choices(range(len(w)), w)[0] for w, s, p in batch]
+
+    assert check("09.draw", draw)
+
+
 @pytest.mark.parametrize("name", ["09.draw", "09.prompt"])
-@pytest.mark.parametrize("answer", [..., lambda x: ..., 7, lambda x: 1 / 0, lambda x: 7])
+@pytest.mark.parametrize(
+    "answer",
+    [..., lambda x: ..., 7, lambda x: 1 / 0, lambda x: 7, lambda x: sys.exit(),
+     lambda x: [0.7] * len(x)],
+)  # fmt: skip
 def test_what_is_no_answer_is_no_miss(name, answer):
     assert check(name, answer).right is None
 

@@ -21,16 +21,18 @@ from g2c_serving.async_engine import AsyncEngine
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.lab.day import MOST_CONTEXT, Visit
+from g2c_serving.lab.counter import counted
+from g2c_serving.lab.day import CHAT, Visit
 from g2c_serving.lab.day_replay import replay
-from g2c_serving.lab.day_result import Day, Target
+from g2c_serving.lab.day_result import Day, Served, Target
 from g2c_serving.schedule.cost_model import CostModel, StepShape
 
 ROUNDS = 3
 SEATS = 32  # requests that may run at a time
+CONTEXT = 256  # tokens: for a day of this length `sizes` are right
 CONTEXTS = 4  # the pool has blocks for so many whole contexts
 BLOCK = 16  # tokens
-LOAD, PATIENCE = 0.6, 5.0  # see Scale
+LOAD, PATIENCE = 0.8, 5.0  # see Scale
 OFF, FIXED, BUDGETED = "off", "fixed", "budgeted"
 ALL_ON, ALL_OFF = "all on", "all off"
 AGAIN = (f"{ALL_ON}, again", f"{ALL_ON}, once more")  # in the middle, and at the end
@@ -71,12 +73,14 @@ class Scale:
 
     rush_ms   what a plain engine needs for the whole day, if everybody comes at once
     alone     first token, and each further one, of a visitor who is alone
+    served    the visits as the plain engine served them, everybody at once
     """
 
     rush_ms: float
     alone: Target
     cost_model: CostModel
     budget_ms: float
+    served: tuple[Served, ...] = ()
 
     def hour_ms(self, load: float = LOAD) -> float:
         """So long that the plain engine would be busy `load` of the day."""
@@ -89,7 +93,7 @@ class Scale:
 
 def sizes(lm: LanguageModel) -> tuple[int, int]:
     """Tokens of a context, as the day reckons with them, and blocks of the pool."""
-    context = min(lm.config.max_seq_len, MOST_CONTEXT)
+    context = min(lm.config.max_seq_len, CONTEXT)
     return context, CONTEXTS * context // BLOCK
 
 
@@ -130,7 +134,7 @@ def calibrate(lm: LanguageModel, visits: Sequence[Visit]) -> Scale:
     (alone,) = replay(Engine(lm, made), visits[:1], 0.0).served
     shape = StepShape(((context // 8, context // 4),), 8, 2 * context)
     lone = Target(alone.first_token, alone.per_token)
-    return Scale(rush.busy, lone, model, model.predict(shape))
+    return Scale(rush.busy, lone, model, model.predict(shape), tuple(rush.served))
 
 
 def serve(
@@ -182,9 +186,10 @@ def measure(
     lm: LanguageModel, drafter: LanguageModel | None, visits: Sequence[Visit], scale: Scale
 ) -> dict[str, Day]:
     """Each setting's day; then one with those mechanisms alone without which fewer tokens a busy
-    second came than with all."""
+    second came than with all. Says how far it is."""
+    asked = list(settings(drafter is not None))
     days = {
-        name: serve(lm, drafter, visits, on, scale) for name, on in settings(drafter is not None)
+        name: serve(lm, drafter, visits, on, scale) for name, on in counted(asked, "days served")
     }
     days[PAID] = serve(lm, drafter, visits, what_paid(days), scale)
     return days
@@ -213,11 +218,11 @@ def what_paid(days: Mapping[str, Day]) -> Switches:
 
 def overlap(lm: LanguageModel, visits: Sequence[Visit], scale: Scale) -> list[float]:
     """How many times as many tokens a busy second an overlapped engine writes, by the wall clock:
-    in each of ROUNDS, a day without and a day with it. No drafts, no prices."""
-    ratios = []
-    for _ in range(ROUNDS):
+    in each of ROUNDS, the day's chats without and with it. No drafts, no prices."""
+    ratios, chats = [], [visit for visit in visits if visit.kind == CHAT]  # they come first
+    for _ in counted(range(ROUNDS), "rounds served"):
         one, other = (
-            serve(lm, None, visits, replace(PLAIN, overlap=flag), scale, "wall")
+            serve(lm, None, chats, replace(PLAIN, overlap=flag), scale, "wall")
             for flag in (False, True)
         )
         ratios.append(other.per_busy_s / one.per_busy_s)

@@ -7,11 +7,13 @@ equal runs, and than CHANCE. Measured here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import ablation
@@ -26,23 +28,27 @@ CURVES = {"running": "running", "waiting": "waiting", "blocks": "blocks / 10"}  
 EQUAL = (ALL_ON, *AGAIN)
 WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 CHANCE = 0.05  # a smaller difference is not spoken of
+HOURS_SHOWN, MOST_SHOWN = 48, 16  # where the axes end, if the day does not go beyond
 
 
 class Metric(NamedTuple):
-    """What a bar shows: of a day and a target, and how it is written."""
+    """What a bar shows: of a day and a target, how it is written, and which is better."""
 
     of: Callable[[Day, Target], float]
     written: str
+    better: str = "less"
 
 
 METRICS = {
-    "tokens a busy second": Metric(lambda day, _: day.per_busy_s, "{:,.0f}"),
-    "goodput: tokens a second on target": Metric(lambda day, goal: day.goodput(goal), "{:,.0f}"),
-    "visits on target (%)": Metric(lambda day, goal: 100 * day.share_met(goal), "{:.0f}"),
-    "ms to the first token, p50": Metric(lambda day, _: day.first_token(50), "{:,.0f}"),
-    "ms to the first token, p99": Metric(lambda day, _: day.first_token(99), "{:,.0f}"),
-    "ms between tokens, p50": Metric(lambda day, _: day.gap(50), "{:.1f}"),
-    "ms between tokens, p99": Metric(lambda day, _: day.gap(99), "{:.1f}"),
+    "tokens a busy second": Metric(lambda day, _: day.per_busy_s, "{:,.0f}", "more"),
+    "goodput: tokens a second on target": Metric(
+        lambda day, goal: day.goodput(goal), "{:,.0f}", "more"
+    ),
+    "visits on target (%)": Metric(lambda day, goal: 100 * day.share_met(goal), "{:.0f}", "more"),
+    "first token, p50 (ms)": Metric(lambda day, _: day.first_token(50), "{:,.0f}"),
+    "first token, p99 (ms)": Metric(lambda day, _: day.first_token(99), "{:,.0f}"),
+    "between tokens, p50 (ms)": Metric(lambda day, _: day.gap(50), "{:.1f}"),
+    "between tokens, p99 (ms)": Metric(lambda day, _: day.gap(99), "{:.1f}"),
     "blocks in use, most": Metric(lambda day, _: day.peak_blocks, "{:,.0f}"),
     "tokens computed again": Metric(lambda day, _: day.rebuilt, "{:,.0f}"),
 }
@@ -55,6 +61,11 @@ def table(days: Mapping[str, Day], target: Target) -> Table:
         for name, day in days.items()
     ]
     return Table(("", *METRICS), rows)
+
+
+def say(words: str) -> None:
+    """Print a long sentence in lines that fit a page."""
+    print(textwrap.fill(words, 88))
 
 
 def findings(days: Mapping[str, Day]) -> str:
@@ -119,7 +130,7 @@ def _draw(figure: Figure, days: Mapping[str, Day]) -> dict[str, Any]:
 
 
 def _update(art: dict[str, Any], days: Mapping[str, Day], target: Target, metric: str) -> str:
-    value, written = METRICS[metric]
+    value, written, better = METRICS[metric]
     values = {name: value(day, target) for name, day in days.items()}
     most = max(max(values.values()), 1e-9)
     for blocks, chosen in (("bars", False), ("marks", True)):
@@ -130,7 +141,7 @@ def _update(art: dict[str, Any], days: Mapping[str, Day], target: Target, metric
         text.set_text(f" {written.format(found)}")
         text.set_x(found)
     art["base"].set_xdata([sum(values[name] for name in EQUAL) / len(EQUAL)] * 2)
-    art["axes"].set(xlim=(0, 1.14 * most), xlabel=metric)
+    art["axes"].set(xlim=(0, 1.14 * most), xlabel=f"{metric}: {better} is better")
     names = (*EQUAL, ALL_OFF, PAID)
     said = ", ".join(f"{name} {written.format(values[name])}" for name in names)
     others = {n: v for n, v in values.items() if n not in names}
@@ -161,8 +172,9 @@ def switches(
         else:
             controls[name] = toggle(label.capitalize(), getattr(start, name))
 
-    def update(art: dict[str, Any], **on: Any) -> str:
+    def update(art: dict[str, Any], **on: Any) -> Generator[str, None, str]:
         chosen = replace(Switches(speculation=OFF), **on)
+        yield f"{len(visits)} visits are being served: some seconds ..."
         day = ablation.serve(lm, drafter, visits, chosen, scale)
         return _show_day(art, day, chosen, scale)
 
@@ -175,14 +187,17 @@ def _draw_day(figure: Figure, scale: Scale) -> dict[str, Any]:
     for k, (name, label) in enumerate(CURVES.items()):
         look = {**line(k), "marker": "", "drawstyle": "steps-post"}
         (art[name],) = left.plot([], [], label=label, **look)
-    left.set(xlabel="hour of the day", title="in the engine")
-    left.legend(loc="upper left", fontsize=9)
+    left.set(xlabel="hour", title="in the engine")
+    left.yaxis.set_major_locator(MaxNLocator(integer=True))
+    left.legend(loc="upper left", fontsize=8, ncols=3, columnspacing=1)
+    for axes in (left, right):
+        axes.axvline(24, color=GREY, linewidth=1)
     for k, kind in enumerate(KINDS):
         look = {**line(k), "linestyle": "none"}
         (art[kind],) = right.plot([], [], label=kind, **look)
     goal = scale.target().first_token
     right.axhline(goal, color=GREY, linewidth=1, linestyle="--", label="target")
-    right.set(yscale="log", ylim=(goal / 50, goal * 50))
+    right.set(yscale="log", ylim=(goal / 50, goal * 400))  # the legend's room is above 50
     right.set(xlabel="hour of the arrival", title="ms to the first token")
     right.legend(loc="upper left", fontsize=8, ncols=3, columnspacing=1)
     source_note(right, "Measured here")
@@ -196,10 +211,10 @@ def _show_day(art: dict[str, Any], day: Day, on: Switches, scale: Scale) -> str:
     curves["blocks"] = [blocks / 10 for blocks in curves["blocks"]]
     for name, values in curves.items():
         art[name].set_data(times, values)
-    art["left"].set_ylim(0, 1.5 * max(map(max, curves.values())) + 1)
-    last = 6 * math.ceil(max(times) / 6)
+    art["left"].set_ylim(0, max(MOST_SHOWN, 1.3 * max(map(max, curves.values()))))
+    last = max(HOURS_SHOWN, 24 * math.ceil(max(times) / 24))
     for axes in (art["left"], art["right"]):
-        axes.set(xlim=(0, last), xticks=range(0, last + 1, 6 if last <= 48 else 24))
+        axes.set(xlim=(0, last), xticks=range(0, last + 1, 6 * math.ceil(last / HOURS_SHOWN)))
     for kind in KINDS:
         seen = [one for one in day.served if one.visit.kind == kind]
         firsts = [max(one.first_token, 1e-3) for one in seen]
@@ -208,11 +223,12 @@ def _show_day(art: dict[str, Any], day: Day, on: Switches, scale: Scale) -> str:
     share, goodput = day.share_met(target), day.goodput(target)
     drafts = f" Of {day.verified:,} checked drafts {day.accepted:,} stood." if day.verified else ""
     clock = " By the wall clock, since two threads work." if on.overlap else ""
+    vain = " Without pages the prefix cache can find nothing." * (on.prefix_cache > on.paging)
     return (
         f"{day.num_tokens:,} tokens, {day.per_busy_s:,.0f} a busy second; {share:.0%} of "
         f"{len(day.served)} visits on target, goodput {goodput:,.0f} a second. "
         f"First token after {day.first_token(50):,.0f} ms (p99 {day.first_token(99):,.0f}), then "
         f"text every {day.gap(50):.1f} ms (p99 {day.gap(99):.1f}). At most {day.peak_blocks} "
         f"blocks in use, {day.rebuilt:,} tokens computed again, {day.preemptions} preemptions."
-        f"{drafts}{clock}"
+        f"{drafts}{vain}{clock}"
     )

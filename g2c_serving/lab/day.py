@@ -73,10 +73,12 @@ class Visit:
         return AGENT if self.kind == AGENT else CHAT
 
 
-def made_up(lm: LanguageModel, seed: int = 0, share: float = 1.0) -> list[Visit]:
+def made_up(
+    lm: LanguageModel, seed: int = 0, share: float = 1.0, context: int = MOST_CONTEXT
+) -> list[Visit]:
     """The day of one model, each visit after the one that it follows. `share` of its sessions,
-    at least one of each kind."""
-    writer, visits = _Writer(lm, random.Random(seed)), list[Visit]()
+    at least one of each kind; lengths as for a model that reads `context` tokens, if it can."""
+    writer, visits = _Writer(lm, random.Random(seed), context), list[Visit]()
     for kind, count in SESSIONS.items():
         for k in range(max(1, round(share * count))):
             visits += writer.session(kind, TENANTS[k % 2], len(visits))
@@ -86,9 +88,9 @@ def made_up(lm: LanguageModel, seed: int = 0, share: float = 1.0) -> list[Visit]
 class _Writer:
     """Writes sessions in the vocabulary of one model, to its size."""
 
-    def __init__(self, lm: LanguageModel, draw: random.Random) -> None:
+    def __init__(self, lm: LanguageModel, draw: random.Random, context: int) -> None:
         self.lm, self.draw = lm, draw
-        self.context = min(lm.config.max_seq_len, MOST_CONTEXT)
+        self.context = min(lm.config.max_seq_len, context)
         self.can_call = end_of_call(lm) is not None or bool(eos_ids(lm))
 
     def session(self, kind: str, tenant: str, first: int) -> list[Visit]:
@@ -131,6 +133,7 @@ class _Writer:
 
     def _long(self) -> Iterator[tuple[list[int], int, dict[str, Any]]]:
         length, ids = int(self.draw.uniform(0.55, 0.85) * self.context), list[int]()
+        ids += self._first()
         while len(ids) < length:
             ids += self.lm.tokenizer.encode(str(story(self.draw)[0]) + " ")
         yield ids[:length], self.context // 16, {}
@@ -146,11 +149,19 @@ class _Writer:
     def _preamble(self) -> list[int]:
         """One of two, cut to a quarter of the context: the first stands in two chats of three."""
         text = PREAMBLES[self.draw.random() > 2 / 3]
-        return self._marker("<|system|>") + self.lm.tokenizer.encode(text)[: self.context // 4]
+        return (
+            self._first()
+            + self._marker("<|system|>")
+            + self.lm.tokenizer.encode(text)[: self.context // 4]
+        )
 
     def _turn(self, text: str) -> list[int]:
         ids = self.lm.tokenizer.encode(f"\n{text}\n")[: self.context // 8]
         return self._marker("<|user|>") + ids + self._opening()
+
+    def _first(self) -> list[int]:
+        """What the tokenizer puts before a text: a <s> with some, with most nothing."""
+        return self.lm.tokenizer.encode_parts(getattr(self.lm.tokenizer, "opening", ()))
 
     def _opening(self) -> list[int]:
         return self._marker("<|assistant|>") + self.lm.tokenizer.encode("\n")

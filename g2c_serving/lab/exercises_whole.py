@@ -19,12 +19,12 @@ from g2c_serving.schedule.block_manager import BlockManager
 @exercise(
     "09.phases",
     "Two charts of DeepInfer. Decode: from 64 to 256 requests per GPU a step goes from 13.2 to "
-    "31.6 ms. Prefill: 16 times the tokens in a step take about 11 times as long (call the first "
+    "31.6 ms. Prefill: 16 times the tokens in a step take about 10.7 times as long (call the first "
     "step 1). In each, what does an added request or token cost, as a share of what one cost "
     "before? Give [decode, prefill], as fractions of 1.",
-    hint="Decode: 18.4 ms for 192 more requests, against 13.2 ms for 64. Prefill: 10 for 15 more, "
+    hint="Decode: 18.4 ms for 192 more requests, against 13.2 ms for 64. Prefill: 9.7 for 15 more, "
     "against 1 for 1.",
-    rel=0.03,
+    rel=0.035,
     why="An added request costs under half of what a request cost, even this far up the curve; "
     "from 8 to 64 it was a twentieth. An added token of a prompt costs two thirds from the start. "
     "So decode wants many requests on as many GPUs as share the weights, and prefill wants "
@@ -40,7 +40,7 @@ def _phases() -> list[float]:
 @exercise(
     "09.fork",
     "A prompt of 1,000 tokens in blocks of 128 becomes 24 samples of 100 tokens each. Give [blocks"
-    " that all of them hold at the end, blocks that are copied on the way].",
+    " in use at the end, shared ones counted once; blocks that are copied on the way].",
     hint="Seven blocks are full; the eighth has 104 tokens. Who writes last into a shared block?",
     rel=0,
     why="7 shared, and 2 of its own for each sample. 23 copy the eighth block before they write "
@@ -122,8 +122,8 @@ def _step_ms(rows: int) -> float:
     "09.budget",
     "Three requests share a step. A's drafts have confidence 0.8 each, B's three 0.9 each, C's "
     "only one 0.4. A step takes 8 ms for up to 4 rows, 11 ms for up to 7, 15 ms beyond. Give "
-    "[drafts of A to verify, of B, of C, percent of the tokens per ms that are lost if B's head is"
-    " overconfident: its drafts stand with 0.5 each].",
+    "[drafts of A to verify, of B, of C, percent of the tokens per ms that are lost, against the "
+    "best choice, if B's head is overconfident: its drafts stand with 0.5 each].",
     hint="Survivals of A: 0.8, 0.64, 0.512; of B: 0.9, 0.81, 0.729. Three rows are there anyway. "
     "For the last number: what really comes of your choice, against the best choice of somebody "
     "who knows.",

@@ -162,7 +162,7 @@ def list_problem(exercise: Exercise, answer: Any, right: Sequence[float]) -> str
         got.append(read_number(item, exercise.unit))
     if len(got) != len(right):
         side = "few" if len(got) < len(right) else "many"
-        return f"your list has {len(got)} numbers; that is too {side}."
+        return f"your list has {len(got)} number{'s' * (len(got) != 1)}; that is too {side}."
     if got != list(right) and sorted(got) == sorted(right):
         return "the numbers are right; their order is not."
     for place, (one, other) in enumerate(zip(got, right, strict=True)):

@@ -7,11 +7,14 @@ for whoever begins in the same way. Below, how many ran and how many waited.
 
 from __future__ import annotations
 
+import functools
+import textwrap
 from collections import defaultdict
 from collections.abc import Generator
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import MaxNLocator
 
 from g2c_serving.forward.language_model import LanguageModel
@@ -21,7 +24,9 @@ from g2c_serving.lab.plots import Blocks, line
 from g2c_serving.output import RequestOutput
 
 EVERY = 2  # steps from one picture to the next
-SHOWN, MOST_STEPS = 52, 16  # characters; steps that the picture has room for at first
+WIDE, LINES = 58, 3  # of a text, shown: characters in a line, its last lines
+MOST_STEPS = 16  # that the picture has room for at first
+FONT = "monospace"
 
 
 def panel(lm: LanguageModel, drafter: LanguageModel | None = None) -> Panel:
@@ -40,7 +45,8 @@ def panel(lm: LanguageModel, drafter: LanguageModel | None = None) -> Panel:
         for step, _ in enumerate(room.run()):
             if step % EVERY == 0:
                 _show(art, room)
-                yield Frame(f"Step {step + 1}: {room.waiting[-1]} wait, {room.running[-1]} run.")
+                now = f"{room.waiting[-1]} waiting, {room.running[-1]} running"
+                yield Frame(f"Step {step + 1}: {now}.")
         _show(art, room)
         return sentence(room)
 
@@ -63,10 +69,8 @@ def _draw(figure: Figure) -> dict[str, Any]:
     art["owned"] = [Blocks(blocks, k, edgecolor="white", linewidth=0) for k in range(lines)]
     art["keys"] = [Blocks(words, k) for k in range(lines)]
     art["states"] = [words.text(0.05, y, "", va="top", fontsize=9) for y in range(lines)]
-    art["texts"] = [
-        words.text(0.05, y + 0.42, "", va="top", fontsize=8.5, family="monospace", parse_math=False)
-        for y in range(lines)
-    ]
+    look: dict[str, Any] = {"va": "top", "fontsize": 7.5, "family": FONT, "linespacing": 1.05}
+    art["texts"] = [words.text(0.05, y + 0.27, "", parse_math=False, **look) for y in range(lines)]
     (art["waiting"],) = queue.plot([], [], label="waiting", **{**line(1), "marker": ""})
     (art["running"],) = queue.plot([], [], label="running", **{**line(0), "marker": ""})
     queue.legend(loc="upper right", fontsize=8, ncols=2)
@@ -100,15 +104,22 @@ def _show_blocks(art: dict[str, Any], room: Room) -> None:
             height = 0.9 / len(names)
             for k, name in enumerate(names):
                 boxes[name].append((step, block - 0.45 + k * height, height))
-    artists = zip((user.name for user in room.users), art["owned"], strict=False)
-    for name, artist in [*artists, (KEPT, art["kept"])]:
+    names = [user.name for user in room.users]
+    names += [""] * (len(art["owned"]) - len(names))  # those of a former run have left
+    for name, artist in [*zip(names, art["owned"], strict=True), (KEPT, art["kept"])]:
         left, bottom, heights = zip(*boxes[name], strict=True) if boxes[name] else ((), (), ())
         artist.set_boxes(left, bottom, 1.0, heights)
 
 
 def _words(output: RequestOutput) -> str:
-    """The end of a text, or of its tool call, on one line; characters that the picture's font may
-    lack as dots."""
+    """The last lines of a text, or of its tool call; a box for what the picture's font lacks."""
     said = " ".join([output.text, *(f"call {call.text}" for call in output.tool_calls)])
-    plain = "".join(c if c.isascii() and c.isprintable() else "." for c in " ".join(said.split()))
-    return plain if len(plain) <= SHOWN else f"...{plain[-SHOWN + 3 :]}"
+    plain = "".join(c if ord(c) in _drawable() else "\u25a1" for c in " ".join(said.split()))
+    lines = textwrap.wrap(plain, WIDE)
+    return "\n".join(lines if len(lines) <= LINES else ["...", *lines[-LINES + 1 :]])
+
+
+@functools.cache
+def _drawable() -> frozenset[int]:
+    """The characters that the picture's font has."""
+    return frozenset(get_font(findfont(FontProperties(family=FONT))).get_charmap())

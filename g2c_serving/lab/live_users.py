@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from g2c_serving.backend import opened as with_opening
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import StepRecord
+from g2c_serving.intake import encode_prompt
 from g2c_serving.output import RequestOutput
 from g2c_serving.process.chat import chat
 from g2c_serving.request import SamplingParams
@@ -29,6 +31,7 @@ ASKED = {
 OFF, FIXED, BUDGETED = "off", "fixed", "budgeted"
 TOKENS, APART, FORK_AT = 40, 3, 12  # of an answer; steps between two arrivals; tokens until a fork
 BLOCK = 16  # tokens
+MOST_CHARACTERS = 20_000  # of a question: more is not even encoded
 KEPT = "kept for later"
 
 
@@ -135,7 +138,7 @@ def opened(
     speculation: str,
     fork: bool,
 ) -> Room:
-    """An engine, and the users who typed something. ValueError if nobody did."""
+    """An engine, and the users who typed something. ValueError if nobody did, or one too much."""
     present = [(name, words) for name, words in asked.items() if words.strip()]
     if not present:
         raise ValueError("nobody asks anything: type a question for at least one user")
@@ -146,25 +149,45 @@ def opened(
         num_blocks=blocks, block_size=BLOCK, max_num_seqs=seats, max_num_batched_tokens=64,
         enable_prefix_caching=True, speculation=guess,
     )  # fmt: skip
-    users = [User(n, APART * k, as_chat(lm, words)) for k, (n, words) in enumerate(present)]
+    room = min(lm.config.max_seq_len - 1, blocks * BLOCK - TOKENS)
+    users = [
+        User(n, APART * k, _prompt(lm, n, words, room)) for k, (n, words) in enumerate(present)
+    ]
     return Room(Engine(lm, made), users, fork)
 
 
+def _prompt(lm: LanguageModel, name: str, words: str, room: int) -> Any:
+    """The prompt of one user, who is named if it is longer than `room` tokens."""
+    short = ValueError(
+        f"what {name} asks is too long: {lm.name} and these blocks have room for {room} tokens. "
+        "Ask less, or choose more blocks"
+    )
+    if len(words) > MOST_CHARACTERS:
+        raise short
+    prompt = as_chat(lm, words)
+    if len(encode_prompt(lm.tokenizer, prompt)) > room:
+        raise short
+    return prompt
+
+
 def as_chat(lm: LanguageModel, words: str) -> Any:
-    """A user's turn in the chat template, or the words alone where the vocabulary has none."""
+    """A user's turn in the chat template; where the vocabulary has none, the words alone, after
+    what the tokenizer puts before a text."""
     known = lm.tokenizer.reserved
     if "<|user|>" in known and "<|assistant|>" in known:
         return chat([{"role": "user", "content": words}])
-    return words
+    return with_opening(lm.tokenizer, words)
 
 
 def sentence(room: Room) -> str:
     """How it went."""
     said = [f"{user.name} {room.state(user)}" for user in room.users]
     drafts = f" Of {room.checked} checked drafts {room.accepted} stood." if room.checked else ""
-    stats = room.engine.stats
+    missed = f" {room.users[0].name} was done before the fork." if room.wants_fork else ""
+    stats, most = room.engine.stats, max(room.waiting)
+    waited = f"At most {most} waited" if most else "Nobody waited"
     return (
-        f"{stats.steps} steps. {'; '.join(said)}. At most {max(room.waiting)} waited and "
-        f"{stats.peak_blocks} of {room.engine.config.num_blocks} blocks were in use; "
-        f"{stats.preemptions} preemptions.{drafts}"
+        f"{stats.steps} steps. {'; '.join(said)}. {waited}, "
+        f"at most {stats.peak_blocks} of {room.engine.config.num_blocks} blocks were in use; "
+        f"{stats.preemptions} preemptions.{missed}{drafts}"
     )

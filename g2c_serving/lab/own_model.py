@@ -56,6 +56,11 @@ def share(lm: LanguageModel, tokens: int) -> int:
     return min(tokens, max(1, tokens * lm.config.max_seq_len // LONG))
 
 
+def weighed(lm: LanguageModel) -> str:
+    """Its name, and what its weights take in memory."""
+    return f"{lm.name}, {sum(t.nbytes for t in lm.weights.values()) / 1e6:.0f} MB"
+
+
 def with_thoughts(lm: LanguageModel) -> LanguageModel:
     """`lm`; where its tokenizer has no `<think>` and `</think>`, with an id for each behind its
     last one. That says so. The model reads them as `<|assistant|>`, and never writes them."""

@@ -22,6 +22,7 @@ where no kernel runs; tests read it too.
 from __future__ import annotations
 
 import html
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import GeneratorType
 from typing import Any
@@ -37,6 +38,7 @@ from g2c_serving.lab.plots import DPI, SIZE, encode, image_tag, mime, new_figure
 
 __all__ = ["Control", "Frame", "Panel", "choice", "entry", "slider", "stops", "text", "toggle"]
 
+WAITED_S = 0.2  # a press that comes so soon after a run was made while it ran
 Artists = Any  # whatever `draw` returns: a dict, a list, an object; `update` gets it back
 Update = Callable[..., "str | Iterator[str]"]
 
@@ -73,6 +75,7 @@ class Panel(w.VBox):
         self.controls = dict(controls)
         self.text, self.png, self.draws = "", b"", 0
         self.error: Exception | None = None
+        self._ended = -WAITED_S
         self._update, self._width = update, round(size[0] * 100)
         self.figure = new_figure(size, dpi)
         with style():
@@ -105,6 +108,7 @@ class Panel(w.VBox):
             self.error = error
             self._say(f"{type(error).__name__}: {error}", role="alert")
         finally:
+            self._ended = time.monotonic()
             if self.button:
                 self.button.disabled = False
         if self.button and self.error is None and self.values() != began:
@@ -127,9 +131,14 @@ class Panel(w.VBox):
 
     def _watch(self) -> None:
         if self.button:
-            self.button.on_click(self.run)
+            self.button.on_click(self._pressed)
         for control in self.controls.values():
             control.widget.observe(self._ask if self.button else self.run, "value")
+
+    def _pressed(self, _button: object) -> None:
+        """Run; once for a double click, whose second half has waited for the end of the first."""
+        if time.monotonic() - self._ended > WAITED_S:
+            self.run()
 
     def _ask(self, _change: object) -> None:
         """With a button: say that sentence and picture belong to the former settings. Not while

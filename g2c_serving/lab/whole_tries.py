@@ -51,11 +51,15 @@ def judge_draw(answer: Any) -> tuple[bool, str]:
 
 
 def _looks_random(answer: Callable) -> tuple[bool, str]:
-    """Along the positions of one request, and over requests, in proportion to the weights."""
-    total = sum(WEIGHTS)
+    """Along the positions of one request, over requests, and where both change: in proportion to
+    the weights."""
+    total, many = sum(WEIGHTS), range(TRIES)
     for what, batch in (
-        ("positions", [(WEIGHTS, 7, position) for position in range(TRIES)]),
-        ("seeds", [(WEIGHTS, seed, 7) for seed in range(TRIES)]),
+        ("positions", [(WEIGHTS, 7, k) for k in many]),
+        ("positions of seed 0", [(WEIGHTS, 0, k) for k in many]),
+        ("seeds", [(WEIGHTS, k, 7) for k in many]),
+        ("rows whose seed and position have one sum", [(WEIGHTS, k, TRIES - k) for k in many]),
+        ("rows whose seed is their position", [(WEIGHTS, k, k) for k in many]),
     ):
         counts = Counter(_drawn(answer, batch))
         for token, weight in enumerate(WEIGHTS):
@@ -72,12 +76,16 @@ def _looks_random(answer: Callable) -> tuple[bool, str]:
 def _drawn(answer: Callable, batch: Sequence[Row]) -> list[int]:
     try:
         found = answer([(list(weights), seed, position) for weights, seed, position in batch])
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Unreadable(f"The function raises {type(error).__name__}: {error}") from None
     if found is None or found is Ellipsis:
         raise Unreadable("Put your answer in place of ..., finish the function.")
     if not isinstance(found, list | tuple) or len(found) != len(batch):
         raise Unreadable(f"Return a list with a token for each of the {len(batch)} rows.")
+    if not all(isinstance(token, int | np.integer) for token in found):
+        raise Unreadable(
+            f"A token is a whole number, the place of its weight; this is {found!r:.60}."
+        )
     return [int(token) for token in found]
 
 
@@ -130,7 +138,7 @@ def _ids(tokenizer: Tokenizer, answer: Callable, talk: list[dict[str, str]]) -> 
         return tokenizer.encode_parts(Prompt.of(parts))
     except Unreadable:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Unreadable(f"The function raises {type(error).__name__}: {error}") from None
 
 
