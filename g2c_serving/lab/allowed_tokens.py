@@ -96,10 +96,10 @@ def panel(lm: LanguageModel) -> Panel:
     def update(art: dict[str, Any], step: int, arguments: str) -> str:
         return f"Schema: {arguments}. {_update(art, lm, written(arguments), step)}"
 
-    return Panel(_draw, update, controls)
+    return Panel(lambda figure: _draw(figure, lm.name), update, controls)
 
 
-def _draw(figure: Figure) -> dict[str, Any]:
+def _draw(figure: Figure, model: str) -> dict[str, Any]:
     bars, counts = figure.subplots(2, 1, height_ratios=(2, 1))
     bars.set(xlim=(-0.6, SHOWN - 0.4), ylim=(0, 1.32), yticks=(0, 0.5, 1), ylabel="probability")
     bars.set_xticks(range(SHOWN), [" "] * SHOWN)
@@ -120,7 +120,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     (art["counts"],) = counts.plot([], [], **line(0))
     ring: dict[str, Any] = {"color": BLACK, "fillstyle": "none", "mew": 2, "markersize": 11}
     (art["here"],) = counts.plot([], [], "o", **ring)
-    source_note(counts, "Measured here", "with tiny; grey where the grammar holds")
+    source_note(counts, "Measured here", f"with {model}; grey where the grammar holds")
     return art
 
 

@@ -90,7 +90,7 @@ def table(turns: Sequence[Turn]) -> Table:
     rows = [
         (f"{t.question} / {t.answer}", *map(str, (len(t.ids), t.cached, t.computed))) for t in turns
     ]
-    return Table(("user / tiny", "tokens", "cached", "computed"), rows)
+    return Table(("user / model", "tokens", "cached", "computed"), rows)
 
 
 def config(caching: bool) -> EngineConfig:
