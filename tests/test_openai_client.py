@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 
 import pytest
@@ -37,6 +38,23 @@ def test_a_stream_is_read_to_its_end():
     assert (reply.text, reply.finish_reason, reply.error) == ("Once upon", "length", None)
     assert reply.tokens == 7 and len(reply.times) == 2
     assert 0 < reply.times[0] <= reply.times[1] <= reply.ended
+
+
+def test_a_request_leaves_no_thread_that_waits_for_its_deadline():
+    """Neither one that was answered nor one that failed."""
+    for raw in (stream(piece("a", "stop"), DONE), b"HTTP/1.1 500 No\r\n\r\n", b""):
+        ask(raw, deadline=500.0)
+    for one in threading.enumerate():
+        if isinstance(one, threading.Timer):
+            one.join(10)
+            assert not one.is_alive()
+
+
+def test_the_options_of_an_address_are_those_of_its_requests():
+    options = {"timeout": 7.0, "deadline": 9.0, "ignore_eos": False}
+    with scripted(lambda path, body: stream(DONE)) as (url, _):
+        server = Server.at(url, **options)
+    assert {name: getattr(server, name) for name in options} == options
 
 
 def test_without_usage_the_pieces_count():
