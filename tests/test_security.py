@@ -31,6 +31,10 @@ from g2c_serving import json_files
 from g2c_serving.backend import Backend
 from g2c_serving.forward.checkpoint_files import INDEX, is_file_name
 from g2c_serving.lab import simulated
+from g2c_serving.lab.grading import Verdict
+from g2c_serving.lab.panel import Panel
+from g2c_serving.lab.plots import Picture
+from g2c_serving.lab.table import Table
 from g2c_serving.paths import ROOT
 from g2c_serving.process.bpe_spec import byte_of_character
 from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
@@ -279,6 +283,28 @@ def test_forty_merges_are_no_terabyte(artifact, tmp_path):
     path = tmp_path / "tokenizers" / MINI.tokenizer / "tokenizer.json"
     path.write_text(json.dumps(content | {"merges": merges}))
     assert "makes more than 67,108,864 bytes of tokens" in refusal(artifact)
+
+
+# text that is markup
+
+MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+
+
+def test_no_text_becomes_markup_on_a_page():
+    """The four places that make HTML or Markdown: a panel's sentence and errors, a picture's words,
+    a verdict, a table."""
+    says: list[str] = [MARKUP]
+    panel = Panel(lambda figure: {}, lambda artists: says.pop(), {})
+    pages = [panel.caption.value, panel.picture.value]
+    says.append(f"{MARKUP}2")
+    panel._update = lambda artists: int(says.pop())  # fails, and says at what
+    panel.run()
+    pages += [panel.caption.value, Picture(b"", MARKUP, 9)._repr_mimebundle_()[0]["text/html"]]
+    pages += [Verdict(False, MARKUP, MARKUP, MARKUP)._repr_html_()]
+    pages += [Table([MARKUP], [[MARKUP]])._repr_markdown_()]
+    for page in pages:
+        assert "<script" not in page and "<img src=x" not in page
+        assert "&lt;script" in page
 
 
 # prompts, parameters and grammars without end
