@@ -22,8 +22,9 @@ from g2c_serving.lab.determinism import (
     Cell,
     determinism_matrix,
 )
-from g2c_serving.lab.disturbances import CROWD, DISTURBANCES, Case, Contracts
+from g2c_serving.lab.disturbances import DISTURBANCES
 from g2c_serving.lab.parting import Parting, Seen, compare
+from g2c_serving.lab.watched_run import CROWD, Case, Contracts, run
 from g2c_serving.sample import rng
 
 ZEROS, ONES = torch.zeros(3), torch.ones(3)
@@ -65,6 +66,14 @@ def test_what_comes_after_another_token_is_not_looked_at():
 
 
 # ---- the runs ----
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered():
+    """A test may change what the engines do."""
+    run.cache_clear()
+    yield
+    run.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +231,24 @@ def test_the_rows_about_the_path_alone(tiny_case):
         assert panel.text.startswith(f"{row}; fork: all 10 tokens") and panel.error is None
     with pytest.raises(Exception, match="not found"):
         panel.controls["row"].value = PLAIN
+
+
+def test_a_run_that_several_disturbances_compare_with_is_made_once(case):
+    """The company of eight of `order`, `company` and `chunking`, the lone run of four others."""
+    keeps = Contracts(keyed=True, invariant=True)
+    lone = [DISTURBANCES[name](case, keeps)[0] for name in ("batch size", "fork", "migration")]
+    assert lone[0] is lone[1] is lone[2] is DISTURBANCES["another engine"](case, keeps)[0]
+    _, company = DISTURBANCES["order"](case, keeps)
+    assert all(DISTURBANCES[name](case, keeps)[0] is company for name in ("company", "chunking"))
+    ordinary, _ = DISTURBANCES["fork"](case, Contracts(keyed=True, invariant=False))
+    assert ordinary is not lone[0]
+
+
+def test_a_new_matrix_runs_everything_anew(tiny_case):
+    """A learner who has changed the engine sees what it does now."""
+    before = run(tiny_case, Contracts(True, True))
+    determinism_matrix(tiny_case.lm, ("fork",), (LAST,))
+    assert run(tiny_case, Contracts(True, True)) is not before
 
 
 def test_the_headings_of_the_matrix_stand_apart(case):

@@ -16,15 +16,15 @@ from matplotlib.figure import Figure
 
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import knife_edge
-from g2c_serving.lab.disturbances import DISTURBANCES, Case, Contracts
+from g2c_serving.lab.disturbances import DISTURBANCES
 from g2c_serving.lab.panel import Panel, choice
 from g2c_serving.lab.parting import Parting, Seen, compare
 from g2c_serving.lab.plots import BLACK, GREEN, ORANGE, PINK, Blocks
+from g2c_serving.lab.watched_run import Case, Contracts, run
 
 PLAIN = "keyed draws, ordinary logits"
 LAST = "keyed draws, invariant logits"
 BUDGET, ALL = "both, drafts under a budget", "both, and a fixed path"
-PATHS = (LAST, BUDGET, ALL)  # the rows about the third contract, with the first two kept
 ROWS: dict[str, Contracts] = {  # in all of them but PLAIN, top_p stands on an edge
     "shared draws, ordinary logits": Contracts(keyed=False, invariant=False),
     "shared draws, invariant logits": Contracts(keyed=False, invariant=True),
@@ -34,6 +34,8 @@ ROWS: dict[str, Contracts] = {  # in all of them but PLAIN, top_p stands on an e
     BUDGET: Contracts(keyed=True, invariant=True, path="budgeted"),
     ALL: Contracts(keyed=True, invariant=True, path="fixed"),
 }
+WITHOUT_DRAFTS = tuple(row for row, contracts in ROWS.items() if contracts.path is None)
+PATHS = (LAST, BUDGET, ALL)  # about the third contract: the first two are kept
 SAME, BITS, PART = "same", "bits", "part"
 LOOKS: dict[str, dict] = {
     SAME: {"facecolor": GREEN, "hatch": "", "label": "\u2713 all equal"},
@@ -80,6 +82,7 @@ def determinism_matrix(
 ) -> Matrix:
     """Run every cell of `rows` on the real engine. `say` gets a line for each disturbance: how its
     runs compare, row by row."""
+    run.cache_clear()
     plain, matrix = knife_edge.plain_case(lm), Matrix()
     for name in disturbances:
         disturb = DISTURBANCES[name]

@@ -17,9 +17,9 @@ import torch
 
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.lab.disturbances import CROWD, Case
 from g2c_serving.lab.parting import Seen
 from g2c_serving.lab.scoring import logits_of, next_logits
+from g2c_serving.lab.watched_run import CROWD, Case
 from g2c_serving.request import SamplingParams
 from g2c_serving.sample.sampler import (
     TOP_P_SLACK,
