@@ -50,7 +50,8 @@ def test_a_second_rendering_gives_the_same_file(rendered):
 def test_what_is_written_has_pictures_and_words_but_no_widgets(rendered):
     path, _, text = rendered
     notebook = nbformat.read(path, as_version=4)
-    (output,) = notebook.cells[1].outputs
+    sentence, output = notebook.cells[1].outputs
+    assert sentence.data["text/plain"] == output.data["text/plain"]
     assert "300 tokens use 15%" in output.data["text/plain"]
     assert output.metadata["image/png"]["alt"] == output.data["text/plain"]
     assert "image/png" in output.data

@@ -138,6 +138,11 @@ def image_tag(png: bytes, sentence: str, width: int) -> str:
     )
 
 
+def paragraph(sentence: str) -> str:
+    """The sentence as HTML, as it stands above its picture."""
+    return f'<p style="margin:0;line-height:1.4">{html.escape(sentence)}</p>'
+
+
 class Picture:
     """A still picture: `png` (bytes), `text` (what it shows), `width` (pixels on the page).
 
@@ -153,8 +158,7 @@ class Picture:
 
     def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict, dict]:
         data, metadata = mime(self.png, self.text, self.width)
-        words = f'<p style="margin:0;line-height:1.4">{html.escape(self.text)}</p>'
-        page = words + image_tag(self.png, self.text, self.width)
+        page = paragraph(self.text) + image_tag(self.png, self.text, self.width)
         return {**data, "text/html": page}, metadata
 
 

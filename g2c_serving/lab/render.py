@@ -27,11 +27,14 @@ from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
+from nbformat.v4 import new_output
 
+from g2c_serving.lab.plots import paragraph
 from g2c_serving.paths import CACHE_VARIABLE, NOTEBOOKS
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 TEXTS = ("text/plain", "text/markdown", "text/html")
+SENTENCE = {"sentence_of": "image/png"}  # metadata of the output that stands above a picture
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 TIMEOUT_S = 600
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -76,10 +79,26 @@ def clean(notebook: NotebookNode, former: NotebookNode | None = None) -> Noteboo
                 output.get("data", {}).pop(kind, None)
             if "execution_count" in output:
                 output.execution_count = number
+        cell.outputs = with_sentences(cell.outputs)
     for cell in notebook.cells:  # front ends leave more there than the tags
         tags = cell.metadata.get("tags", [])
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
     return notebook
+
+
+def with_sentences(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Each picture under its sentence, as on the live page: what shows a saved page (JupyterLab,
+    nbconvert) leaves the alt text out. Those that stand there already are made anew."""
+    found = []
+    for output in outputs:
+        if output.get("metadata") == SENTENCE:
+            continue
+        alt = output.get("metadata", {}).get("image/png", {}).get("alt", "")
+        if alt:
+            data = {"text/html": paragraph(alt), "text/plain": alt}
+            found.append(new_output("display_data", data, metadata=dict(SENTENCE)))
+        found.append(output)
+    return found
 
 
 def code_cells(notebook: NotebookNode) -> Iterator[NotebookNode]:
@@ -105,6 +124,8 @@ def text_of(cell: NotebookNode) -> list[str]:
     """All words of a cell's outputs, as lines."""
     lines: list[str] = []
     for output in cell.outputs:
+        if output.get("metadata") == SENTENCE:
+            continue  # the picture's own words
         data = output.get("data", {})
         kinds = [kind for kind in TEXTS if kind not in doubled(output)]
         texts = [output.get("text", ""), *(data.get(kind, "") for kind in kinds)]
