@@ -97,6 +97,27 @@ def test_half_a_character_at_the_end_is_shown_as_one_that_is_broken(address, str
     assert text.endswith("\N{REPLACEMENT CHARACTER}") and text == expected
 
 
+def test_a_client_that_leaves_ends_its_request_whoever_else_holds_the_stream(monkeypatch):
+    """The server ends it; it does not wait until nobody has it any more."""
+    kept, engines, stream = [], [], g.AsyncEngine.stream
+
+    def keeping(self, *args, **options):
+        engines.append(self)
+        kept.append(stream(self, *args, **options))
+        return kept[-1]
+
+    monkeypatch.setattr(g.AsyncEngine, "stream", keeping)
+    with running(random_lm(vocab_size=266, context=5000)) as address:
+        with connect(address) as client:
+            client.sendall(post(BODY | {"max_tokens": 4990, "stream": True}))
+            assert client.recv(20)
+        end = time.monotonic() + 20
+        while engines[0].block_manager.num_used and time.monotonic() < end:
+            time.sleep(0.01)
+        assert engines[0].block_manager.num_used == 0 and len(kept) == 1
+        assert engines[0].stats.decode_tokens < 4500
+
+
 def test_nothing_is_left_of_a_server():
     """Neither its threads nor its port, also with a client in the middle of a stream."""
     before = set(threading.enumerate())
