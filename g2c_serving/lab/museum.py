@@ -78,7 +78,7 @@ class Exhibit:
             return Verdict(False, f"Not yet: {words}.", self.hint, solution)
         _misses[self.name] = 0
         _mended.add(self.name)
-        return Verdict(True, "Right. What is seen is what it should be, here and in the room.")
+        return Verdict(True, "Right: what is seen is right, here and in the rest of the room.")
 
     # what they share
 
@@ -152,14 +152,19 @@ def exhibit(name: str) -> Exhibit:
     return EXHIBITS[name]
 
 
-def guide() -> Table:
-    """All exhibits by room, and which of them you have mended since this kernel was started."""
+def in_order() -> list[Exhibit]:
+    """All exhibits, room by room."""
     rooms = list(dict.fromkeys(e.room for e in EXHIBITS.values()))
+    return sorted(EXHIBITS.values(), key=lambda e: rooms.index(e.room))
+
+
+def guide() -> Table:
+    """All exhibits, and which of them you have mended since this kernel was started."""
     rows = [
-        (e.room, e.name, e.title, ", ".join(e.reports), "mended" if e.name in _mended else "")
-        for e in sorted(EXHIBITS.values(), key=lambda e: rooms.index(e.room))
+        (str(k), e.room, e.name, e.title, ", ".join(e.reports), "*" if e.name in _mended else "")
+        for k, e in enumerate(in_order(), start=1)
     ]
-    return Table(("room", "exhibit", "what a user sees", "reports", "here"), rows, words=5)
+    return Table(("", "room", "exhibit", "what a user sees", "reports", "mended"), rows, words=6)
 
 
 # each registers the exhibits of its rooms
