@@ -346,10 +346,10 @@ def test_salts_have_a_length():
     ids=lambda v: repr(v)[:20],
 )  # fmt: skip
 def test_parameters_have_a_size(field, value):
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(ValueError, match=field) as caught:
         g.SamplingParams(**{field: value})
-    assert time.perf_counter() - start < 2 and len(str(caught.value)) < 1000
+    assert time.thread_time() - start < 2 and len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "top_k", "temperature"])
@@ -383,10 +383,10 @@ MANY = "rules repeat|too much|too many"
 )
 def test_a_grammar_that_would_take_long_is_refused_at_once(make, source, says):
     """Each took 1 to 20 s to check or to compile, before it had a bound."""
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(ValueError, match=says):
         make(source)
-    assert time.perf_counter() - start < 1
+    assert time.thread_time() - start < 1
 
 
 def test_an_optional_part_here_and_there_serves():
