@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hugging_faces import saved
 from small_models import random_lm
 
 import g2c_serving as g
@@ -162,13 +163,21 @@ def test_pythons_for_all_or_for_one():
         assert found == {"vllm": "/b/python", "openvino": "/a/python"}
 
 
+WIDE = {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 64}  # as vLLM's kernels want it
+
+
 @pytest.mark.slow
-def test_vllm_writes_our_tokens():
-    """Right values: vLLM's, on the exported tiny. Random prompts: rounding may decide a few."""
+@pytest.mark.parametrize("kind", ["tiny", "llama"])
+def test_vllm_writes_our_tokens(kind, tmp_path):
+    """Right values: vLLM's, on the exported tiny, and on the folder of a random Llama. Random
+    prompts: rounding may decide a few."""
     if not HAS_VLLM and PEER_PYTHON == sys.executable:
         pytest.skip("no vLLM: name a Python that has it in G2C_PEER_PYTHON")
+    if kind == "llama":
+        saved(tmp_path / "llama", "llama", **WIDE, vocab_size=512)
+    lm = g.load(kind if kind == "tiny" else tmp_path / "llama")
     sizes = PeerSizes(4, 16, 16, 1, (1,), 4)
-    (line, *_) = measure(g.load("tiny"), ["vllm"], sizes, {"vllm": PEER_PYTHON}).lines
+    (line, *_) = measure(lm, ["vllm"], sizes, {"vllm": PEER_PYTHON}).lines
     assert line.measured is not None, line.note
     share = float(line.note.split("; ")[1].split("%")[0])
     assert share >= 95
