@@ -23,11 +23,15 @@ def test_ratios_by_hand():
 
 
 def test_the_curves_are_measured_at_every_point():
+    """32 times the tokens take longer; on a busy machine in one of a few measurements."""
     lm = random_lm(vocab_size=266, context=512)
-    decode, prefill = phases.measure(lm, "small", steps=3)
-    assert (decode.rows, prefill.rows) == (DECODE_ROWS, PREFILL_TOKENS)
-    assert min(*decode.ms, *prefill.ms) > 0
-    assert prefill.at(512) > prefill.at(16)
+    for _ in range(5):
+        decode, prefill = phases.measure(lm, "small", steps=3)
+        assert (decode.rows, prefill.rows) == (DECODE_ROWS, PREFILL_TOKENS)
+        assert min(*decode.ms, *prefill.ms) > 0
+        if prefill.at(512) > prefill.at(16):
+            return
+    pytest.fail(f"512 tokens never took longer than 16: {prefill}")
 
 
 def test_the_panel_says_the_ratios():

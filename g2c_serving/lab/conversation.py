@@ -34,7 +34,7 @@ QUESTIONS = (
     "I have a red kite. It is under the bridge.",
     "Where is my kite?",
 )
-REPEATS = 3
+REPEATS = 2
 
 
 @dataclass(frozen=True)

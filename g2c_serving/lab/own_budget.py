@@ -26,7 +26,7 @@ from g2c_serving.schedule.step_curve import StepCurve, profile
 LOADS = (1, 2, 4, 8, 16, 32, 64)
 FIGURE_SPACE = "\u2007"  # as wide as a digit: the axes keep their places when numbers grow
 BLOCK = 16  # tokens in a block of the scratch cache
-REPEATS = 25  # of a short pass: the best of so many does not jump
+REPEATS = 15  # of a short pass, twice: the best of so many does not jump
 
 Planner = Callable[[list[list[float]], list[float]], Sequence[int]]
 
