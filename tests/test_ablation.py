@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import fields, replace
 
@@ -231,15 +232,18 @@ def test_the_day_s_picture_shows_who_came_when_and_how_things_stood():
     art, hour = ablation_panel._draw_day(new_figure(), SCALE), SCALE.hour_ms()
     found = made_day(3, 10.0, first_token=7.0)
     late = Visit(CHAT, "n", 0, (1,), 3, 0)
-    found.served.append(Served(late, 5 * hour, [1], [Stream([5 * hour + 30], [0] * 3)]))
+    found.served.append(Served(late, 5 * hour, [1], [Stream([5 * hour + 60], [0] * 3)]))
     found.marks += [Mark(1.0, 1, 2, 30), Mark(2 * hour, 3, 4, 50)]
-    ablation_panel._show_day(art, found, NOTHING, SCALE)
+    said = ablation_panel._show_day(art, found, NOTHING, SCALE)
+    # 6 tokens in 10 busy ms; the first visit's 3 in the 9 ms of the day, the other is 10 ms late
+    assert "6 tokens, 600 a busy second; 50% of 2 visits on target, goodput 333 a second." in said
+    assert "At most 3 blocks in use, 7 tokens computed again, 0 preemptions." in said
     for name, values in (("waiting", [1, 3]), ("running", [2, 4]), ("blocks", [3, 5])):
         assert list(art[name].get_xdata()) == pytest.approx([1 / hour, 2])
         assert list(art[name].get_ydata()) == values
     assert (list(art[LONG].get_xdata()), list(art[LONG].get_ydata())) == ([0], [7])
     assert list(art[CHAT].get_xdata()) == pytest.approx([5])
-    assert list(art[CHAT].get_ydata()) == pytest.approx([30])
+    assert list(art[CHAT].get_ydata()) == pytest.approx([60])
 
 
 def test_long_words_are_printed_in_lines(capsys):
@@ -262,7 +266,7 @@ def test_days_are_drawn_on_the_same_axes_until_one_is_too_long(small, visits):
             assert axes.get_xlim() == (0, end) and list(axes.get_xticks()) == [
                 *range(0, end + 1, ticks)
             ]
-        assert art["left"].get_ylim() == (0, 16)
+        assert art["left"].get_ylim() == (0, 10)
     served.marks.append(Mark(hours * hour, 30, 2, 30))
     ablation_panel._show_day(art, served, Switches(), SCALE)
     assert art["left"].get_ylim() == (0, 39)
@@ -326,6 +330,18 @@ def test_the_knee_is_the_last_load_before_too_many_are_late():
     assert found.knee("one", 5) == 1.0  # 18 of 20 are nine in ten, 17 are not
     assert found.knee("late", 5) is None
     assert found.knee("one", 1e6) == 4.0
+
+
+def test_a_point_of_the_sweep_is_the_less_disturbed_of_two_runs(small, monkeypatch, capsys):
+    """A stall makes every second run slower, or every first."""
+    visit = Visit(CHAT, "n", 3.0, (1, 2), 5, 0)
+    scale = replace(SCALE, served=(Served(visit, 0.0, [1, 2]),))
+    for busy in ([10.0, 30.0], [30.0, 10.0]):
+        runs = itertools.cycle(busy)
+        monkeypatch.setattr(load_sweep, "serve", lambda *a, runs=runs, **k: made_day(3, next(runs)))
+        found = load_sweep.sweep(small, [visit], scale, loads=(1.0, 2.0))
+        assert [one.busy for days in found.days.values() for one in days.values()] == [10.0] * 4
+    assert "4 of 4 points measured." in capsys.readouterr().out
 
 
 def test_the_sweep_s_picture_and_words_are_its_figures():

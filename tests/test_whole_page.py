@@ -300,6 +300,12 @@ def by_place(batch):
             for k, (weights, seed, _) in enumerate(batch)]  # fmt: skip
 
 
+def by_order(batch):
+    """Right alone, and in a batch whose first seed is larger than its last, as in the check's."""
+    turned = len(batch) > 1 and batch[0][1] < batch[-1][1]
+    return right_draw([(weights, seed + turned, position) for weights, seed, position in batch])
+
+
 def right_prompt(messages):
     parts = []
     for message in messages:
@@ -358,6 +364,7 @@ def test_there_is_one_for_each_outcome_and_each_accepts_the_package_s_own_answer
         (lambda batch: [random.Random(s * p).choices(range(len(w)), w)[0] for w, s, p in batch],
          "positions of seed 0"),
         (by_place, "alone than in the batch"),
+        (by_order, "in another order"),
     ],
 )  # fmt: skip
 def test_a_draw_that_is_not_its_own_is_told_why(wrong, words):
@@ -399,3 +406,24 @@ def test_a_forged_role_is_named():
         "<|system|>" in verdict.text
         and "it should be ['<|user|>', '<|assistant|>']" in verdict.text
     )
+
+
+def everybody_is_a_user(messages):
+    return right_prompt([message | {"role": "user"} for message in messages])
+
+
+def other_newlines(messages):
+    return [part.replace("\n", " ") if isinstance(part, str) else part
+            for part in right_prompt(messages)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (everybody_is_a_user, "it should be ['<|system|>', '<|user|>', '<|assistant|>']"),
+        (other_newlines, "comes '<|user|> What does a fox like? <|assistant|> ', not '<|user|>\\n"),
+    ],
+)
+def test_a_prompt_of_the_right_length_may_be_wrong(wrong, words):
+    verdict = check("09.prompt", wrong)
+    assert verdict.right is False and words in verdict.text

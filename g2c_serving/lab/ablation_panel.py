@@ -28,7 +28,7 @@ CURVES = {"running": "running", "waiting": "waiting", "blocks": "blocks / 10"}  
 EQUAL = (ALL_ON, *AGAIN)
 WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 CHANCE = 0.05  # a smaller difference is not spoken of
-HOURS_SHOWN, MOST_SHOWN = 48, 16  # where the axes end, if the day does not go beyond
+HOURS_SHOWN, MOST_SHOWN = 48, 10  # where the axes end, if the day does not go beyond
 
 
 class Metric(NamedTuple):
@@ -188,7 +188,7 @@ def _draw_day(figure: Figure, scale: Scale) -> dict[str, Any]:
         look = {**line(k), "marker": "", "drawstyle": "steps-post"}
         (art[name],) = left.plot([], [], label=label, **look)
     left.set(xlabel="hour", title="in the engine")
-    left.yaxis.set_major_locator(MaxNLocator(integer=True))
+    left.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     left.legend(loc="upper left", fontsize=8, ncols=3, columnspacing=1)
     for axes in (left, right):
         axes.axvline(24, color=GREY, linewidth=1)

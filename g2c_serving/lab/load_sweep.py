@@ -28,6 +28,7 @@ from g2c_serving.lab.panel import Panel, choice, slider
 from g2c_serving.lab.plots import BLACK, GREY, line, source_note
 
 CALM, LOADS = 0.25, (0.5, 1.0, 2.0, 4.0, 8.0)
+RUNS = 2  # of each point: other programs make a run slower, none makes it faster
 NEARLY_ALL = 0.9
 ENGINES = {
     "continuous, pages, prefix cache": PLAIN,
@@ -59,12 +60,14 @@ def sweep(
     loads: Sequence[float] = LOADS,
     engines: Mapping[str, Switches] = ENGINES,
 ) -> Sweep:
-    """Serve the visits of a calm day at each load. Says how far it is."""
+    """Serve the visits of a calm day at each load, RUNS times, and keep the less busy one. Says how
+    far it is."""
     trace = calm_day(lm, visits, scale)
     runs = [(name, on, load) for name, on in engines.items() for load in loads]
     days: dict[str, dict[float, Day]] = {name: {} for name in engines}
-    for name, on, load in counted(runs, "days served"):
-        days[name][load] = serve(lm, None, trace, on, scale, load=load)
+    for name, on, load in counted(runs, "points measured"):
+        tries = [serve(lm, None, trace, on, scale, load=load) for _ in range(RUNS)]
+        days[name][load] = min(tries, key=lambda day: day.busy)
     return Sweep(scale, days)
 
 
