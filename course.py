@@ -131,6 +131,11 @@ def works(python: Path) -> bool:
 
 
 def make_environment() -> None:
+    if not os.access(ROOT, os.W_OK):
+        sys.exit(
+            f"{ROOT} cannot be written to, and the set-up goes there.\n"
+            "Remedy: copy the folder to a place of your own, and run course.py there."
+        )
     print(f"Making {VENV} ...", flush=True)
     try:
         venv.create(VENV, with_pip=True, clear=True)

@@ -38,6 +38,15 @@ def run(folder: Path, *words: str, cwd: Path | None = None) -> subprocess.Comple
     return subprocess.run(command, cwd=cwd or folder, capture_output=True, text=True)
 
 
+# ---- a folder that cannot be written ----
+
+
+def test_a_read_only_folder_is_named_with_its_remedy(course, monkeypatch):
+    monkeypatch.setattr(course.os, "access", lambda *_: False)
+    with pytest.raises(SystemExit, match="cannot be written.*\n.*copy the folder"):
+        course.make_environment()
+
+
 # ---- the doctor's checks ----
 
 

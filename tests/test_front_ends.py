@@ -10,6 +10,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from g2c_serving import paths
 from g2c_serving.lab import render
 from g2c_serving.paths import NOTEBOOKS
 
@@ -71,3 +72,17 @@ def test_an_export_shows_every_picture_and_no_widget(name):
     assert "widget-view" not in page and "jupyter-widgets" not in page
     for output in pictures:
         assert html.escape(output.metadata["image/png"]["alt"], quote=False) in page
+
+
+# ---- a folder that cannot be written ----
+
+
+def test_the_cache_goes_to_the_home_folder_beside_a_read_only_checkout(monkeypatch, tmp_path):
+    monkeypatch.delenv(paths.CACHE_VARIABLE, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert paths.cache_folder().is_relative_to(paths.ROOT)
+    monkeypatch.setattr(paths.os, "access", lambda folder, mode: folder != paths.ROOT)
+    assert paths.cache_folder().is_relative_to(tmp_path)
+    monkeypatch.setenv(paths.CACHE_VARIABLE, str(tmp_path / "mine"))
+    assert paths.cache_folder() == tmp_path / "mine"
