@@ -3,6 +3,7 @@ the pages hold, and what the names of blocks say of that."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
@@ -13,9 +14,18 @@ import g2c_serving as g
 from g2c_serving.request import COMPILING, EXPECTED, RUNNING, WAITING, Request
 from g2c_serving.schedule.block_hash import hash_chain
 
+# of what examples must hold to say something
+LEAST = {
+    "preemptions": 50, "cached": 15, "accepted": 50, "rejected": 50, "stop": 50, "length": 150,
+    "abort": 100, "error": 40, "Engine steps": 500, "AsyncEngine steps": 500,
+}  # fmt: skip
+
 
 class Books:
-    """Kept over the engines of one folder, one after the other."""
+    """Kept over the engines of one folder, one after the other. `seen`: what came about, with all
+    engines of all."""
+
+    seen: Counter[str] = Counter()
 
     def __init__(self) -> None:
         self.meaning: dict[bytes, list[int]] = {}  # of every name that may be given: the tokens
@@ -25,6 +35,13 @@ class Books:
     def open(self) -> None:
         """Another engine begins."""
         self.engines, self.steps = self.engines + 1, 0
+
+    def close(self, engine: Any) -> None:
+        """An engine has ended."""
+        stats = engine.stats
+        self.seen.update(preemptions=stats.preemptions, cached=stats.cached_tokens > 0)
+        self.seen.update(accepted=stats.accepted, rejected=stats.verified - stats.accepted)
+        self.seen[f"{type(engine).__name__} steps"] += stats.steps
 
     def check(self, engine: Any) -> None:
         engine.block_manager.check()
