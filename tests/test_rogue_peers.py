@@ -103,6 +103,31 @@ def test_a_peer_that_closes_its_output_and_stays_is_ended(rogue, monkeypatch):
         PeerProcess("x", "nowhere", seconds=30)
 
 
+def test_a_peer_that_takes_its_time_to_end_is_asked_for_its_status(rogue):
+    """It has closed its output, and is not killed before it says 4."""
+    rogue("pass", first="os.close(1); time.sleep(0.7); sys.exit(4)")
+    with pytest.raises(PeerError, match="x ended with status 4"):
+        PeerProcess("x", "nowhere", seconds=30)
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups here")
+@pytest.mark.parametrize("said", ["hello", "{}", '{"error": "no"}'])
+def test_a_peer_that_is_refused_at_its_start_is_ended(said, rogue, tmp_path):
+    """Nothing is left of it, neither the process nor what it has written."""
+    note = tmp_path / "note"
+    rogue("pass", first=(
+        f"open({str(note)!r}, 'w').write(str(os.getpid()) + '\\n' + os.environ['PEER_SCRATCH'])\n"
+        f"print({said!r}, flush=True)\n"
+        "time.sleep(600)"
+    ))  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("g2c_serving.lab.child_process.PATIENCE", 0.3)
+        with pytest.raises(PeerError) as caught:  # which holds on to the peer
+            PeerProcess("x", "nowhere", seconds=30)
+    pid, scratch = note.read_text(encoding="utf-8").splitlines()
+    assert caught.value and not _runs(int(pid)) and not Path(scratch).exists()
+
+
 NONSENSE = {
     "no JSON": "hello",
     "a list": "[1]",

@@ -16,7 +16,8 @@ import pytest
 from small_models import random_lm
 
 import g2c_serving as g
-from g2c_serving.lab.openai_server import running
+from g2c_serving.lab import openai_server, small_http
+from g2c_serving.lab.openai_server import CompletionServer, running
 
 LM = random_lm(vocab_size=266)
 BODY = {"prompt": [65, 66, 67], "temperature": 0, "ignore_eos": True}
@@ -116,6 +117,28 @@ def test_a_client_that_leaves_ends_its_request_whoever_else_holds_the_stream(mon
             time.sleep(0.01)
         assert engines[0].block_manager.num_used == 0 and len(kept) == 1
         assert engines[0].stats.decode_tokens < 4500
+
+
+def test_what_a_client_does_not_read_is_thrown_away(monkeypatch):
+    """Else it would stay with its connection for as long as the client likes."""
+    writers, serve, event = [], CompletionServer._serve, small_http.event
+
+    async def keeping(self, reader, writer):
+        writers.append(writer)
+        await serve(self, reader, writer)
+
+    def large(writer, content):
+        event(writer, content | {"x": "x" * 10**6})
+
+    monkeypatch.setattr(small_http, "MOST_SECONDS", 0.5)
+    monkeypatch.setattr(CompletionServer, "_serve", keeping)
+    monkeypatch.setattr(openai_server, "event", large)
+    with running(LM) as address, connect(address) as client:
+        client.sendall(post(BODY | {"max_tokens": 50, "stream": True}))
+        end = time.monotonic() + 20
+        while not (writers and writers[0].is_closing()) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert writers[0].is_closing() and writers[0].transport.get_write_buffer_size() == 0
 
 
 def test_nothing_is_left_of_a_server():
