@@ -95,19 +95,22 @@ def test_where_there_are_no_groups_a_job_is_used(works, monkeypatch):
 @POSIX
 @pytest.mark.parametrize("leader", ["time.sleep(600)", "pass"], ids=["runs", "is gone"])
 def test_those_that_a_process_has_started_end_with_it(leader, tmp_path):
-    """Also where it is gone before them."""
-    note, printed = tmp_path / "child", (tmp_path / "printed").open("w+")
+    """Also where it is gone before them, and those that would not be asked politely."""
+    printed = (tmp_path / "printed").open("w+")
+    child_program = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print(os.getpid(), flush=True)\n"
+        "time.sleep(600)"
+    )
     program = (
         "import subprocess, sys, time\n"
-        'child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])\n'
-        f"open({str(note)!r}, 'w').write(str(child.pid))\n"
-        'print("up", flush=True)\n' + leader
+        f"child = subprocess.Popen([sys.executable, '-c', {child_program!r}])\n" + leader
     )
     process = ChildProcess([sys.executable, "-c", program], printed)
-    assert process.hear(60) == "up\n"
+    child = int(process.hear(60))  # over the output of both
     if leader == "pass":
         process._process.wait(60)
-    child = int(note.read_text())
     assert runs(child)
     process.close(gently=False)
     printed.close()
@@ -115,6 +118,21 @@ def test_those_that_a_process_has_started_end_with_it(leader, tmp_path):
     while runs(child) and time.perf_counter() < end:
         time.sleep(0.02)
     assert not runs(child)
+
+
+def test_an_interrupt_while_it_is_waited_for_ends_it(tmp_path):
+    class Interrupted:
+        def get(self, timeout):
+            raise KeyboardInterrupt
+
+    with (tmp_path / "printed").open("w+") as printed:
+        process = ChildProcess([sys.executable, "-c", "import time; time.sleep(600)"], printed)
+        lines, process._lines = process._lines, Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            process.hear(600)
+        process._lines = lines
+        assert process.is_over
+        process.close()
 
 
 @POSIX
