@@ -25,7 +25,7 @@ def test_two_sections_of_a_page_share_one_run(monkeypatch):
     made = []
     engine = head_evidence.Engine
     monkeypatch.setattr(head_evidence, "Engine", lambda *how: made.append(how) or engine(*how))
-    first = head_evidence.evidence(lm, drafter, 1.0, 2)
+    first = head_evidence.evidence(lm, drafter, requests=2)
     assert head_evidence.evidence(lm, drafter, 1.0, 2) is first and len(made) == 1
     assert head_evidence.evidence(lm, drafter, 0.5, 2) is not first
     assert head_evidence.evidence(g.load("tiny"), drafter, 1.0, 2) is not first and len(made) == 3

@@ -23,12 +23,18 @@ from g2c_serving.request import SamplingParams
 REQUESTS, TOKENS, BINS = 96, 64, 10
 
 
-@lru_cache(maxsize=4)
 def evidence(
     lm: LanguageModel, drafter: LanguageModel, temperature: float = 1.0, requests: int = REQUESTS
 ) -> Evidence:
     """Every draft of a run at `temperature`, all of them verified, in an order of no meaning (so
     that its halves are alike). It is the same every time, so it is run once for each."""
+    return _evidence(lm, drafter, temperature, requests)
+
+
+@lru_cache(maxsize=4)
+def _evidence(
+    lm: LanguageModel, drafter: LanguageModel, temperature: float, requests: int
+) -> Evidence:
     speculation = Speculation("fixed", drafter=drafter)
     engine = Engine(lm, EngineConfig(max_num_batched_tokens=512, speculation=speculation))
     params = [
