@@ -31,7 +31,16 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / "course-setup.sha256"
 LOG = VENV / "course-install.log"
 FIRST = "notebooks/00_start_here.ipynb"
-PAGE_CONFIG = "etc/jupyter/labconfig/page_config.json"  # of JupyterLab, inside .venv
+LAB_SETTINGS = {  # of JupyterLab, inside .venv
+    # no question about Jupyter's news feed over the first page
+    "etc/jupyter/labconfig/page_config.json": {
+        "disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}
+    },
+    # a panel's work is done in the kernel's own thread, where Interrupt reaches it
+    "share/jupyter/lab/settings/overrides.json": {
+        "@jupyterlab/apputils-extension:kernels-settings": {"commsOverSubshells": "disabled"}
+    },
+}
 
 OLDEST, NEWEST = (3, 11), (3, 13)
 SUPPORTED = "3.11, 3.12 and 3.13"
@@ -107,7 +116,7 @@ def newer_python() -> str | None:
 def set_up() -> None:
     """Make .venv and install, unless the last complete install was of the same requirements."""
     if is_current() and works(PYTHON):
-        return
+        return set_lab()
     refuse_old_python()
     if not works(PYTHON):
         make_environment()
@@ -117,7 +126,7 @@ def set_up() -> None:
             f"\nFor the small build, stop with Ctrl+C and run:  {CPU_LINE}"
         )
     install(small_torch="--cpu" in sys.argv)
-    silence_news(VENV / PAGE_CONFIG)
+    set_lab()
     STAMP.write_text(setup_hash())
 
 
@@ -184,11 +193,13 @@ def run_logged(command: list, log: TextIO, begin: float, free: int) -> int:
     return job.returncode
 
 
-def silence_news(config: Path) -> None:
-    """No question about Jupyter's news feed over the first page (this environment only)."""
-    config.parent.mkdir(parents=True, exist_ok=True)
-    off = {"@jupyterlab/apputils-extension:announcements": True}
-    config.write_text(json.dumps({"disabledExtensions": off}))
+def set_lab(environment: Path = VENV) -> None:
+    """JupyterLab's settings, in this environment only."""
+    for name, settings in LAB_SETTINGS.items():
+        file = environment / name
+        if not file.is_file() or file.read_text() != json.dumps(settings):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(settings))
 
 
 def show_progress(begin: float, free: int, end: str = "") -> None:

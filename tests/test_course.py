@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import subprocess
 import sys
@@ -253,3 +254,19 @@ def test_the_small_torch_comes_before_everything_else(course):
     assert get_uv[-1] == "uv"
     assert torch[-3:-1] == ["--torch-backend", "cpu"] and torch[-1].startswith("torch>=")
     assert [rest] == course.install_commands(small_torch=False)
+
+
+def test_jupyterlab_is_set_once_in_this_environment_alone(course, tmp_path):
+    """The names of the extensions are those of the JupyterLab that is installed here."""
+    course.set_lab(tmp_path)
+    overrides = tmp_path / "share/jupyter/lab/settings/overrides.json"
+    plugin, settings = json.loads(overrides.read_text()).popitem()
+    extension, name = plugin.split(":")
+    schema = Path(sys.prefix, "share/jupyter/lab/schemas", extension, f"{name}.json")
+    if schema.is_file():  # JupyterLab 4.4 and later
+        known = json.loads(schema.read_text(encoding="utf-8"))["properties"]
+        for key, value in settings.items():
+            assert value in [option["const"] for option in known[key]["oneOf"]]
+    before = overrides.stat().st_mtime_ns
+    course.set_lab(tmp_path)
+    assert overrides.stat().st_mtime_ns == before  # a folder that cannot be written to is no harm

@@ -138,6 +138,24 @@ def test_with_a_button_only_the_button_draws():
     assert panel.draws == 2 and "at 8" in panel.text and not panel.button.disabled
 
 
+def test_an_interrupt_stops_a_measurement_and_the_button_takes_the_next_press():
+    """Interrupt, in JupyterLab, while a button's work is done."""
+    stops = [KeyboardInterrupt()]
+
+    def update(artists, height):
+        if panel is not None and stops:
+            raise stops.pop()
+        return f"at {height}"
+
+    panel = None
+    panel = Panel(lambda figure: figure.subplots(), update, {"height": slider("Height (m)", 0, 9, 3)}, run="Measure")  # fmt: skip
+    panel.button.click()
+    assert "Stopped. Measure begins anew." in panel.caption.value
+    assert panel.draws == 1 and not panel.button.disabled
+    panel.run()
+    assert "Stopped" not in panel.caption.value and panel.draws == 2
+
+
 def test_a_double_click_runs_once(monkeypatch):
     """Its second half is a message that waits until the first run is over; later presses count."""
     panel = make(run="Measure")

@@ -107,6 +107,10 @@ class Panel(w.VBox):
         except Exception as error:
             self.error = error
             self._say(f"{type(error).__name__}: {error}", role="alert")
+        except KeyboardInterrupt:
+            if not self.button:
+                raise
+            self._say(f"Stopped. {self.button.description} begins anew.", role="alert")
         finally:
             self._ended = time.monotonic()
             if self.button:
