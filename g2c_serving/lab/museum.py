@@ -75,7 +75,7 @@ class Exhibit:
             _mended.discard(self.name)
             shown = _misses[self.name] >= MISSES_BEFORE_SOLUTION
             solution = show_source(self.solution).code if shown else ""
-            return Verdict(False, f"Not yet: {words}.", self.hint, solution)
+            return Verdict(False, f"Not yet: {words.rstrip('.')}.", self.hint, solution)
         _misses[self.name] = 0
         _mended.add(self.name)
         return Verdict(True, "Right: what is seen is right, here and in the rest of the room.")
@@ -94,7 +94,7 @@ class Exhibit:
         try:
             return self.wrong(seen.values)
         except Exception:  # a learner's part may bring forth anything
-            return f"nobody can make sense of what is seen: {seen.values}"
+            return f"nobody can make sense of what is seen: {str(seen.values)[:200]}"
 
     def _what_is_wrong(self, mended: Any) -> str:
         """In this scene, or else in another of the same room."""
@@ -111,8 +111,11 @@ class Exhibit:
         if mended is None or mended is ...:
             return "Put your part in place of ... and run the cell again."
         wants = "class" if inspect.isclass(self.fault) else "function"
-        if inspect.isclass(mended) != inspect.isclass(self.fault) or not callable(mended):
+        if not callable(mended):
             return f"Pass the {wants} itself, without calling it; this is {mended!r:.80}."
+        if inspect.isclass(mended) != inspect.isclass(self.fault):
+            is_a = "a class" if inspect.isclass(mended) else "none"
+            return f"Pass the {wants} itself; this is {is_a}: {mended!r:.80}."
         return ""
 
     def _real_source(self) -> Source:

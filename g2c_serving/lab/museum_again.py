@@ -48,25 +48,25 @@ def twice() -> dict[str, Any]:
 
 def is_not_the_same(seen: dict[str, Any]) -> str:
     first, second = seen["the tool gets"], seen["a minute later"]
-    if first == second:
+    if first == second == LAMP:
         return ""
-    return f"the same request was {first!r} the first time, and {second!r} the second"
+    return f"the tool gets {first!r} the first time and {second!r} the second; {LAMP!r} was right"
 
 
 register(
     Exhibit(
         "second_call",
         "The first call is right, and none after it",
-        ("LLMs-from-scratch 925",),
+        ("vLLM 5329", "lmdeploy 4028"),
         "grammar",
         "g2c_serving.sample.grammar_compiler.GrammarCompiler.state_of",
         state_of,
         twice,
         is_not_the_same,
-        "A course's model with a cache kept its place in the text from one generation to the next: "
-        "the first was right, each after it began in the middle of nowhere, and a restart helped. "
-        "Here it is a grammar that keeps its place. What is compiled may be kept for all; how far "
-        "one request has come may not.",
+        "To compile a grammar is dear, so engines kept what came of it for the next request with "
+        "the same grammar. With it they kept the place that the last request had come to, or "
+        "several shared one place. The first answer kept to its schema, and others to the rest of "
+        "it. What is compiled may be kept for all; how far one request has come may not.",
         "What can two requests share: `compiled`, or a `GrammarState`?",
         GrammarCompiler.state_of,
     )
@@ -94,6 +94,8 @@ def two_stories() -> dict[str, Any]:
 
 def is_another(seen: dict[str, Any]) -> str:
     first, second = seen.values()
+    if not first.startswith(" there was"):
+        return f"'Once upon a time' goes on with {first!r}"
     return "" if first == second else f"at temperature 0, {first!r} became {second!r}"
 
 

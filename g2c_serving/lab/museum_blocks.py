@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from g2c_serving.lab.museum import Exhibit, register
-from g2c_serving.lab.museum_model import GREEDY, drive, engine, said
+from g2c_serving.lab.museum_model import GREEDY, drive, engine, is_told, said
 from g2c_serving.request import FINISHED, WAITING, SamplingParams
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.queues import Queues
@@ -96,17 +96,20 @@ def _closed_tabs() -> Seen:
     seen[f"free when {VISITORS} visitors have closed the page"] = e.block_manager.num_free
     bob = e.add("I am Bob. My PIN is 9042. My PIN is ", SamplingParams(temperature=0, max_tokens=4))
     seen["Bob, the next visitor, is told"] = said(drive(e), bob)
+    seen["free blocks in the end"] = e.block_manager.num_free
     return seen
 
 
 def _closed_tabs_wrong(seen: Seen) -> str:
-    before, after, told = seen.values()
+    before, after, told, end = seen.values()
     if told != "9042":
         return (
             f"nobody is served any more, {before - after} of {before} blocks are held, and Bob "
-            f"is {told}"
+            f"{is_told(told)}"
         )
-    return "" if before == after else f"{before - after} blocks are held, and nobody is there"
+    if before != after:
+        return f"{before - after} blocks are held, and nobody is there"
+    return "" if before == end else f"Bob has his answer, and {before - end} blocks are held still"
 
 
 register(

@@ -47,7 +47,7 @@ class HonestDrafter(Drafter):
 @dice.steady()
 def tosses() -> dict[str, Any]:
     """A bent coin that drafts for itself. Its logits are so large that bfloat16, which has eight
-    digits, rounds both to 300."""
+    binary digits, rounds both to 300."""
     coin = dice.die({"H": 0.75, "T": 0.25}, level=301.2)
     params = g.SamplingParams(max_tokens=21, n=12, seed=1)
     seen = {}
@@ -134,8 +134,8 @@ def not_what_was_missing(seen: dict[str, Any]) -> str:
     if instead.startswith("c ") and "," not in instead:
         return ""
     return (
-        f"in place of a refused a came {instead}. The drafts bring as many b as the target wants, "
-        "so what is missing is c alone"
+        f"in place of a refused a came {instead or 'nothing'}. The drafts bring as many b as the "
+        "target wants, so what is missing is c alone"
     )
 
 

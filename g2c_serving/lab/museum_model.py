@@ -126,3 +126,8 @@ def said(outputs: dict[int, g.RequestOutput], request_id: int, max_steps: int = 
     if output is None or output.finish_reason is None:
         return f"still waiting after {max_steps} steps"
     return output.text
+
+
+def is_told(text: str) -> str:
+    """The same in a sentence, after a name."""
+    return f"is {text}" if text.startswith("still waiting") else f"is told {text!r}"

@@ -33,21 +33,34 @@ def _network() -> g.LanguageModel:
 
 @dice.steady()
 def in_company() -> dict[str, Any]:
-    """Ann's numbers alone, and beside Bob's: same prompt length, so that they share a kernel."""
-    params = g.SamplingParams(temperature=0, max_tokens=10, logprobs=0)
+    """Ann's numbers alone, and beside Bob's: same prompt length, so that they share a kernel. And
+    in the ordinary mode, which computes attention in another way."""
     seen: dict[str, Any] = {}
-    company: dict[str, list[str]] = {"alone": [], "beside Bob": ["Bob" * 27]}
-    for label, others in company.items():
-        e = dice.engine(_network(), batch_invariant=True)
-        ann = e.generate(["Ann" * 27, *others], params)[0]
-        assert ann.logprobs is not None
-        digits = [f"{one.logprob:.9g}" for one in ann.logprobs]  # enough to tell all float32 apart
-        seen[f"Ann's log-probabilities, {label}"] = digits
+    for label, others, mode in (
+        ("alone", [], True),
+        ("beside Bob", ["Bob" * 27], True),
+        ("in the ordinary mode", [], False),
+    ):
+        digits = ".9g" if mode else ".3f"  # nine tell all float32 apart
+        numbers = _log_probabilities(others, mode)
+        seen[f"Ann's log-probabilities, {label}"] = [f"{n:{digits}}" for n in numbers]
     return seen
 
 
+def _log_probabilities(others: list[str], batch_invariant: bool) -> list[float]:
+    """Of Ann's first tokens, with others beside her."""
+    params = g.SamplingParams(temperature=0, max_tokens=4, logprobs=0)
+    e = dice.engine(_network(), batch_invariant=batch_invariant)
+    ann = e.generate(["Ann" * 27, *others], params)[0]
+    assert ann.logprobs is not None
+    return [one.logprob for one in ann.logprobs]
+
+
 def other_bits(seen: dict[str, Any]) -> str:
-    alone, beside = seen.values()
+    alone, beside, ordinary = seen.values()
+    for one, other in zip(alone, ordinary, strict=True):
+        if abs(float(one) - float(other)) > 0.01:
+            return f"Ann's number alone is {one}, and in the ordinary mode {other}: not rounding"
     differ = [pair for pair in zip(alone, beside, strict=True) if pair[0] != pair[1]]
     if not differ:
         return ""

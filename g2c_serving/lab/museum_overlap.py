@@ -16,7 +16,7 @@ from g2c_serving.flight import Flight
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.lab import museum_pen as pen
 from g2c_serving.lab.museum import Exhibit, register
-from g2c_serving.lab.museum_model import MOST_STEPS
+from g2c_serving.lab.museum_model import MOST_STEPS, is_told
 from g2c_serving.launches import PENDING, Step
 from g2c_serving.page_calls import Calls
 from g2c_serving.request import FINISHED
@@ -41,6 +41,13 @@ def told(e: g.AsyncEngine, names: dict[int, str]) -> dict[str, Any]:
     return seen
 
 
+def not_told(seen: dict[str, Any], right: dict[str, str]) -> str:
+    for name, text in right.items():
+        if seen[name] != text:
+            return f"{name} should be told {text!r}, and what comes is {seen[name]!r}"
+    return ""
+
+
 # ---- a token that is not known yet ----
 
 
@@ -63,7 +70,7 @@ def alphabet() -> dict[str, Any]:
 def forgot_itself(seen: dict[str, Any]) -> str:
     marks = sum(seen[name].count("?") for name in ("Ann", "Bob"))
     if not marks:
-        return ""
+        return not_told(seen, {"Ann": "bcdefghi", "Bob": "QRSTUVWX"})
     return f"{marks} times the model did not find what it had written itself: {seen['Ann']!r}"
 
 
@@ -144,13 +151,14 @@ def goodbye() -> dict[str, Any]:
     scripts = {"Ann: ": [pen.ids("Bye!")], "Bob: ": [pen.ids("To begin at the beginning")]}
     e = pen.overlapped(pen.model(pen.wishes(scripts)))
     params = g.SamplingParams(25, seed=1)
-    return told(e, {e.add(f"{name}: ", params): name for name in ("Ann", "Bob")})
+    seen = told(e, {e.add(f"{name}: ", params): name for name in ("Ann", "Bob")})
+    return {"the engine": "works on", **seen}
 
 
 def fell_over(seen: dict[str, Any]) -> str:
-    if "the engine" not in seen:
-        return ""
-    return f"when Ann's text ended the engine {seen['the engine']}; Bob is {seen['Bob']}"
+    if seen["the engine"] != "works on":
+        return f"when Ann's text ended the engine {seen['the engine']}; Bob {is_told(seen['Bob'])}"
+    return not_told(seen, {"Ann": "Bye!", "Bob": "To begin at the beginning"})
 
 
 register(

@@ -43,8 +43,9 @@ def look(
             return Seen(limited(scene, seconds, MEGABYTES))
         except LimitReached as limit:
             return Seen({}, f"{limit}, and was stopped")
-        except Exception as error:
-            return Seen({}, f"it raised {type(error).__name__}: {error}{_where(error)}")
+        except (Exception, SystemExit) as error:
+            said = f"{type(error).__name__}: {error}".rstrip(": .")
+            return Seen({}, f"it raised {said}{_where(error, part)}")
         finally:
             logging.disable(former)
 
@@ -94,8 +95,14 @@ def _like(former: Any, part: Any) -> Any:
     return part
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException, part: Any) -> str:
     """The last line of the learner's own code on the way to the error."""
+    code = {f.__code__.co_filename for f in (part, *_members(part)) if inspect.isfunction(f)}
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith((PACKAGE, "<frozen"))]
+    own = [f for f in frames if f.filename in code and not f.filename.startswith(PACKAGE)]
     return f" (line {own[-1].lineno} of the cell, in {own[-1].name})" if own else ""
+
+
+def _members(part: Any) -> list[Any]:
+    """The functions that a class defines itself."""
+    return list(vars(part).values()) if inspect.isclass(part) else []

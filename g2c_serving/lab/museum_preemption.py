@@ -10,7 +10,7 @@ from typing import Any
 
 from g2c_serving.engine import Engine
 from g2c_serving.lab.museum import Exhibit, register
-from g2c_serving.lab.museum_model import drive, engine, said
+from g2c_serving.lab.museum_model import drive, engine, is_told, said
 from g2c_serving.output import RequestOutput
 from g2c_serving.request import SamplingParams
 from g2c_serving.schedule.prefix_tiers import PrefixCache
@@ -108,7 +108,7 @@ def _one_seat_wrong(seen: Seen) -> str:
     right = ["4711", "9042", "4711", "4711"]
     for (who, told), should in zip(seen.items(), right, strict=True):
         if told != should:
-            return f"{who.removesuffix(' is told')}, who should be told {should}, is {told}"
+            return f"{who.removesuffix(' is told')}, who should be told {should}, {is_told(told)}"
     return ""
 
 
@@ -165,7 +165,9 @@ def _a_pause_wrong(seen: Seen) -> str:
         return f"Bob got {told} tokens, and asked for 20"
     left = 4 * 8  # Ann ends with 61 tokens: 8 of the 12 blocks; the others are Bob's, untouched
     if computed > back - left:
-        return f"Bob's {computed} tokens are all computed again, and {left} of them were there"
+        return (
+            f"{computed} of Bob's {back} tokens are computed again, and {left} of them were there"
+        )
     return ""
 
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 from g2c_serving.lab.museum import Exhibit, register
-from g2c_serving.lab.museum_model import drive, engine, said
+from g2c_serving.lab.museum_model import drive, engine, is_told, said
 from g2c_serving.request import SamplingParams
 from g2c_serving.schedule.block_hash import block_hash
 from g2c_serving.schedule.block_manager import BlockManager
@@ -53,8 +53,11 @@ def _four_visits_wrong(seen: Seen) -> str:
     told = seen["Ann, after Bob, is told"]
     if told != "4711":
         return f"Ann's PIN is 4711; after Bob's visit she is told {told}, and Bob's is 9042"
-    if seen["Ann, once more, found in the cache (tokens)"] == 0:
-        return "Ann asks the same twice in a row, and nothing of it is found again"
+    found = seen["Ann, once more, found in the cache (tokens)"]
+    if found != 32:
+        return (
+            f"Ann asks the same twice in a row: 32 of its 36 letters are there, {found} are found"
+        )
     return ""
 
 
@@ -101,7 +104,7 @@ def _the_same_twice() -> Seen:
 def _the_same_twice_wrong(seen: Seen) -> str:
     letters, ann, bob, found = seen.values()
     if (ann, bob) != ("Oslo", "Oslo"):
-        return f"Ann is told {ann}; Bob, who asks the same, is {bob}"
+        return f"Ann {is_told(ann)}; Bob, who asks the same, {is_told(bob)}"
     return "" if found else "Bob asks what Ann has asked, and nothing of it is found"
 
 
@@ -144,15 +147,17 @@ def _two_accounts() -> Seen:
         seen[f"{who} asks"] = text
         seen[f"{who} is told"] = said(outputs, request)
         seen[f"{who} found in the cache (tokens)"] = outputs[request].num_cached_tokens
+    seen["Bob asks"] = "Refunds Refunds please"
+    request = e.add(seen["Bob asks"], FOUR)
+    seen["Bob found in the cache (tokens)"] = drive(e)[request].num_cached_tokens
     return seen
 
 
 def _two_accounts_wrong(seen: Seen) -> str:
-    if seen["Ann is told"] != " Aa.":
-        return (
-            f"Ann's text says Aa, and she is told{seen['Ann is told']} What Mallory sent has "
-            "become hers"
-        )
+    if (told := seen["Ann is told"]) != " Aa.":
+        return f"Ann's text says Aa, and she {is_told(told)}: what Mallory sent has become hers"
+    if seen["Bob found in the cache (tokens)"] > 8:
+        return "Bob's second block is taken for his first: the same letters, after another text"
     if seen["Ann found in the cache (tokens)"] != 8:
         return 'both texts begin with "Refunds ", a whole block, and it is not found again'
     return ""
@@ -173,7 +178,8 @@ register(
         "prompt whose blocks bore the names of another prompt's. Whoever sent that one later was "
         "answered from the planted text.",
         hint="Work out 31 times the first letter plus the second, for Aa and for BB. What kind of "
-        "hash is there no known second text for?",
+        "hash is there no known second text for? Any other hash tells these two apart, but is no "
+        "mend.",
         solution=block_hash,
     )
 )

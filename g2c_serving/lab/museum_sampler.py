@@ -48,8 +48,8 @@ def other_faces(seen: dict[str, Any]) -> str:
     for (label, faces), wanted in zip(seen.items(), right, strict=True):
         if faces != wanted:
             return (
-                f"the four faces have 1/4 each. With {label.split(':')[0]} the faces {wanted} "
-                f"reach it, but {faces} were rolled"
+                f"each of the four faces has 1/4, so that {label.split(':')[0]} keeps {wanted}; "
+                f"rolled were {faces}"
             )
     return ""
 

@@ -107,6 +107,8 @@ def pushed_out() -> dict[str, Any]:
 
 def another_story(seen: dict[str, Any]) -> str:
     one, _, other, _ = seen.values()
+    if len(set(one)) == 1:
+        return f"ten rolls of an honest die were {one}, where no two draws may share a number"
     if one == other:
         return ""
     same = next(i for i in range(len(one)) if one[i] != other[i : i + 1])
@@ -156,13 +158,15 @@ def eight_samples() -> dict[str, Any]:
     seen: dict[str, Any] = {}
     lm = dice.die(dice.FAIR)
     for n in (1, 2, 8):
-        seen[f"{n} samples"] = dice.texts(dice.engine(lm), rolls(LUCKY, 4, n=n))
+        seen["1 sample" if n == 1 else f"{n} samples"] = dice.texts(
+            dice.engine(lm), rolls(LUCKY, 4, n=n)
+        )
     seen["first rolls of the 8"] = "".join(text[:1] for text in seen["8 samples"])
     return seen
 
 
 def hardly_by_chance(seen: dict[str, Any]) -> str:
-    some = [samples for label, samples in seen.items() if label.endswith("samples")]
+    some = [samples for label, samples in seen.items() if "sample" in label]
     if len({samples[0] for samples in some}) > 1:
         return f"sample 0 hangs on how many there are: {[samples[0] for samples in some]}"
     if len(set(some[-1])) < len(some[-1]) // 2:

@@ -40,13 +40,15 @@ def heart() -> dict[str, Any]:
 
 def has_no_heart(seen: dict[str, Any]) -> str:
     text = seen["in the end"]
-    return f"for one heart Ann reads {text!r}" if REPLACEMENT in text else ""
+    return (
+        "" if text == "I \u2764 tea" else f"the model wrote 'I \u2764 tea', and Ann reads {text!r}"
+    )
 
 
 register(
     Exhibit(
         "half_characters",
-        "Each emoji is three question marks",
+        "A heart comes out as three question marks",
         ("vllm-mlx 109",),
         "streaming",
         "g2c_serving.process.utf8.Utf8Stream.feed",
@@ -75,13 +77,16 @@ def half_a_heart() -> dict[str, Any]:
     """The prompt's last byte is missing, and is the first that the model writes."""
     prompt = list("Ann's diary, page 7: I \u2764".encode())
     lm = pen.model(pen.wishes({"page 7: I ": [[*prompt[-3:], *pen.ids(" tea")]]}))
-    return {"Ann reads": pen.answer(lm, prompt[:-1], PARAMS).text}
+    output = pen.answer(lm, prompt[:-1], PARAMS)
+    return {"Ann reads": output.text, "and is warned of": output.message or "nothing"}
 
 
 def has_the_prompt(seen: dict[str, Any]) -> str:
-    if "diary" not in seen["Ann reads"]:
-        return ""
-    return f"what was asked comes back as the answer: {seen['Ann reads']!r}"
+    text = seen["Ann reads"]
+    if "diary" in text:
+        return f"what was asked comes back as the answer: {text!r}"
+    warning = seen["and is warned of"]
+    return "" if warning == "nothing" else f"Ann reads {text!r}, and is warned: {warning}"
 
 
 register(
@@ -124,7 +129,13 @@ def dialogue() -> dict[str, Any]:
 
 def goes_on(seen: dict[str, Any]) -> str:
     text = seen["in the end"]
-    return f"{STOP!r} was to stop it; Ann reads {text!r}" if STOP in text else ""
+    if STOP in text:
+        return f"{STOP!r} was to stop it; Ann reads {text!r}"
+    return is_held_back(seen)
+
+
+def is_held_back(seen: dict[str, Any]) -> str:
+    return "" if any(seen["as it comes"][:1]) else "nothing is shown until all is written"
 
 
 register(
@@ -159,7 +170,7 @@ def search(self: StopStrings, text: str) -> tuple[str, str | None]:
 def shows_a_part(seen: dict[str, Any]) -> str:
     text = seen["in the end"]
     if not any(text.endswith(STOP[:length]) for length in range(1, len(STOP))):
-        return ""
+        return is_held_back(seen)
     return f"none of {STOP!r} was to be shown; Ann reads {text!r}"
 
 

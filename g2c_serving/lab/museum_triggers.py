@@ -46,7 +46,7 @@ def think_first() -> dict[str, Any]:
 def has_no_thought(seen: dict[str, Any]) -> str:
     if seen["reasoning"] == "it is dark":
         return ""
-    return f"the model wanted to think first: its reasoning is {seen['reasoning']!r}"
+    return f"the model wanted to think 'it is dark' first, and could think {seen['reasoning']}"
 
 
 register(
@@ -84,7 +84,7 @@ def advance(self: GrammarState, token_id: int) -> None:
 
 def call_on_a_new_line() -> dict[str, Any]:
     """The trigger is the marker and the line's end; after it the model wants to talk."""
-    start = [*pen.ids("Yes."), CALL, ord("\n")]
+    start = [*pen.ids("Yes.\n"), CALL, ord("\n")]
     wanted, held = [*start, *pen.ids("the lamp!", END)], [*start, *pen.ids(LAMP, END)]
     grammar = Grammar.json_schema(SWITCH, trigger_token_ids=start[-2:])
     write = pen.wishes({"Ann: light": [wanted, held, pen.ids(LAMP, END)]})
@@ -93,6 +93,8 @@ def call_on_a_new_line() -> dict[str, Any]:
 
 def is_not_held(seen: dict[str, Any]) -> str:
     call = seen["the tool gets"]
+    if call == "nothing" and seen["Ann reads"] != LAMP:
+        return f"the grammar held before its trigger was whole: Ann reads {seen['Ann reads']!r}"
     if call.strip() in (LAMP, "nothing"):
         return ""
     return f"the tool gets {call.strip()!r}, and its schema admits {LAMP!r} alone"

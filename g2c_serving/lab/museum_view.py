@@ -48,4 +48,5 @@ def shown(value: Any) -> str:
         return ", ".join(map(shown, value)) or "none"
     if isinstance(value, str):
         return value if value.split("\n")[0].strip() == value else repr(value)
-    return f"{value:,}" if isinstance(value, int | float) and value is not True else str(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:,}" if is_number else str(value)
