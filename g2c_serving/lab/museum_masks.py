@@ -176,7 +176,8 @@ register(
         "Two rules met. A grammar was complete and allowed the end of the text alone, and a "
         "minimum length forbade just that. No token was left, one came out all the same, and the "
         "grammar could not go on with it. Nothing marks such a row where forbidden tokens are only "
-        "very unlikely: then the best of them is drawn, and the user gets noise.",
+        "very unlikely: then the best of them is drawn, and the user gets noise. Here it is a "
+        "model and a grammar that rule out each other's tokens.",
         "Which is lower, -1e9 or minus infinity? And which of them does `problems` look for?",
         sampler._readable,
     )

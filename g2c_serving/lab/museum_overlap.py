@@ -88,7 +88,8 @@ register(
         "will be. In one engine the placeholder was -1, was not always replaced, and ended the "
         "process on the GPU. A mend was to make any placeholder 0. That is a token like any other: "
         "nothing falls over any more, and the model reads a token that nobody has written.",
-        "What the last step has drawn is in `draws`. Where does this read it?",
+        "What the last step has drawn is in `draws.pieces`: each has its `requests` and `tokens`. "
+        "Where does this read them?",
         flights.fill,
     )
 )

@@ -41,6 +41,13 @@ class EagerScheduler(Scheduler):
         return True
 
 
+class PatientScheduler(Scheduler):
+    """Who comes back needs room for all of its context, as anybody who comes."""
+
+    def _admit(self, request):
+        return super()._admit(request)
+
+
 def _in_and_out() -> Seen:
     e = engine(num_blocks=12, max_num_batched_tokens=16)
     outputs, _, bob = _sing(e, 70)
@@ -80,7 +87,7 @@ register(
         "as its next chunk had room, computed that chunk, found no room for the one after it, gave "
         "way, and began from its first token again.",
         hint="How many blocks must be free so that a request which comes back can stay?",
-        solution=Scheduler,
+        solution=PatientScheduler,
     )
 )
 

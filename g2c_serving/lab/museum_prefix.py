@@ -15,7 +15,6 @@ from g2c_serving.lab.museum_model import drive, engine, is_told, said
 from g2c_serving.request import SamplingParams
 from g2c_serving.schedule.block_hash import block_hash
 from g2c_serving.schedule.block_manager import BlockManager
-from g2c_serving.schedule.prefix_tiers import PrefixCache
 
 Seen = dict[str, Any]
 FOUR = SamplingParams(temperature=0, max_tokens=4)
@@ -74,8 +73,8 @@ register(
         story="A question that had been answered well was asked again an hour later, and the "
         "answer went on from somebody else's conversation. Nothing had crashed, no log had a line "
         "about it, and the larger the cache was, the longer it took to happen.",
-        hint="Where can Ann's blocks be found, once Bob's tokens are in them? Who could say that "
-        "they are not hers any more?",
+        hint="Where can Ann's blocks be found, once Bob's tokens are in them? `hash_of` has the "
+        "name of a block, and `block_of` the block of a name.",
         solution=BlockManager._take,
     )
 )
@@ -85,6 +84,10 @@ register(
 
 def most_blocks(self, request):
     return len(request.token_ids) // self.block_size
+
+
+def all_but_the_last(self, request):
+    return (len(request.token_ids) - 1) // self.block_size
 
 
 WHOLE = "The capital is Oslo. The capital is Oslo. It is "  # six blocks of eight, to the letter
@@ -123,7 +126,7 @@ register(
         "see what those prompts had in common. Their length was a whole number of blocks.",
         hint="The next token is drawn from the logits of the last one. Where are these, if all "
         "that is cached is keys and values?",
-        solution=PrefixCache._most_blocks,
+        solution=all_but_the_last,
     )
 )
 

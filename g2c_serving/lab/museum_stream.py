@@ -58,7 +58,7 @@ register(
         "A heart is three bytes of UTF-8, and a tokenizer of bytes may cut it anywhere. Each token "
         "was decoded for itself, and no third of a heart is a character. English looked fine; "
         "readers of Czech, Thai and Chinese, and whoever likes emoji, saw U+FFFD all over.",
-        "What should come out while a character is not whole, and where do its bytes wait?",
+        "What should come out while a character is not whole? Its bytes may wait in `self.held`.",
         Utf8Stream.feed,
     )
 )
@@ -152,7 +152,7 @@ register(
         "stop string was one token, and for nobody whose stop string was cut in two: the model "
         "went on until its tokens were spent, and wrote the user's next message as well.",
         "Which part of a stop string does one token hold? What must be remembered of the text "
-        "before it?",
+        "before it? `self.held` is there for that.",
         StopStrings.feed,
     )
 )

@@ -31,6 +31,15 @@ def encode_parts(self: g.Tokenizer, parts: g.Prompt | Iterable[Part]) -> list[in
     return list(chain.from_iterable(encoded))
 
 
+def encode_part_by_part(self: g.Tokenizer, parts: g.Prompt | Iterable[Part]) -> list[int]:
+    """A marker is a part of its own, and no text is one."""
+    encoded = [
+        [self.reserved[p.name]] if isinstance(p, g.Reserved) else self.encode(p.text)
+        for p in g.Prompt.of(parts)
+    ]
+    return list(chain.from_iterable(encoded))
+
+
 def obey(context: list[int]) -> list[int]:
     """Say what the last system turn tells to say."""
     order = context[len(context) - context[::-1].index(SYSTEM) :]
@@ -70,8 +79,8 @@ register(
         "A chat template makes one string of all turns, and the tokenizer finds the markers in it. "
         "Once they are one string, nobody can tell the template's marker from one that a user "
         "typed, or that stood on a web page. So a question could bring its own system turn.",
-        "The parts know which of them is a marker. Where is that lost?",
-        g.Tokenizer.encode_parts,
+        "Each part of a prompt is a `g.Reserved` with a name, or a `g.Text`. Where is that lost?",
+        encode_part_by_part,
     )
 )
 

@@ -59,7 +59,7 @@ register(
         begin,
         think_first,
         has_no_thought,
-        "A schema was asked for the final answer alone. The grammar held from the first token "
+        "A schema was meant for the final answer alone. The grammar held from the first token "
         "instead of from its trigger, so that the model could not open its thought: each token of "
         "it was masked. What came out was valid, and worse, since nobody had thought about it.",
         "Before its trigger a state is free: `is_inside` is False as long as there is no matcher.",
