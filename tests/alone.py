@@ -2,7 +2,7 @@
 scheduler, that draws with the request's own number for each position in Python's integers.
 
 With fixed drafts what is drawn at a temperature above 0 goes another way; it is taken from an
-engine with room, where the request has no company. So much is left to the engine there: the path.
+engine where the request has no company. So much is left to the engine there: the path.
 """
 
 from __future__ import annotations
@@ -98,14 +98,15 @@ def pick(
 
 @functools.lru_cache(maxsize=4096)
 def drafted_story(
-    key: tuple[int, int], wish: Wish, seed: int, given: tuple[int, ...] = ()
+    key: tuple[int, int, int], wish: Wish, seed: int, given: tuple[int, ...] = ()
 ) -> tuple[list[int], str]:
-    """The same with fixed drafts. key: the model's window, and the drafts. What it was given goes
-    to the prompt: from there on it is a request like any other."""
-    window, drafts = key
+    """The same with fixed drafts. key: the model's window, the drafts, and the tokens of the pool,
+    near whose end it goes on without any. What it was given goes to the prompt: from there on it
+    is a request like any other."""
+    window, drafts, most = key
     lm = new_lm(window)
     speculation = g.Speculation("fixed", drafts, new_lm())
-    config = g.EngineConfig(num_blocks=40, block_size=4, speculation=speculation, forbid_sync=False)
+    config = g.EngineConfig(most, 1, speculation=speculation, forbid_sync=False)
     how = Wish((*wish.prompt, *given), wish.max_tokens - len(given), wish.temperature, wish.stop,
                wish.language)  # fmt: skip
     (output,) = new_engine(g.Engine, lm, config).generate([list(how.prompt)], how.params(seed))

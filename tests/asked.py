@@ -19,11 +19,21 @@ class Asked:
         self.given: dict[int, list[int]] = {}  # tokens that a fork began with
         self.open: dict[int, set[int]] = {}
         self.shown: dict[tuple[int, int], list[int]] = {}  # by request id and sample: its tokens
+        self.seeds: dict[int, dict[int, int]] = {}  # by sample
         self.faults: list[str] = []
 
-    def add(self, request_id: int, wish: Wish, n: int = 1, given: list[int] | None = None) -> None:
+    def add(
+        self,
+        request_id: int,
+        wish: Wish,
+        seed: int | None,
+        n: int = 1,
+        given: list[int] | None = None,
+    ) -> None:
+        """seed: of the first sample; None: the engine chooses."""
         assert request_id not in self.wishes, "an id is given twice"
         self.wishes[request_id], self.given[request_id] = wish, given or []
+        self.seeds[request_id] = {} if seed is None else {0: seed}
         self.open[request_id] = set(range(n))
 
     def note(self, output: g.RequestOutput) -> None:
@@ -33,6 +43,9 @@ class Asked:
         before = self.shown.get(key, self.given[key[0]])
         assert output.token_ids[: len(before)] == before, f"{key}: tokens were taken back"
         self.shown[key] = output.token_ids
+        seeds = self.seeds[key[0]]
+        assert seeds.setdefault(key[1], output.seed) == output.seed
+        assert len({*seeds.values()}) == len(seeds), "two samples draw alike"
         if output.finish_reason is not None:
             self.open[key[0]].remove(key[1])
             if not self.open[key[0]]:
@@ -65,4 +78,4 @@ class Asked:
             return story(self.lm, wish, seed, given)
         if given and (wish.stop or wish.language):
             return None  # what it was given may be the first half of either
-        return drafted_story(self.key, wish, seed, tuple(given))
+        return drafted_story((*self.key, self.most), wish, seed, tuple(given))

@@ -16,8 +16,8 @@ from g2c_serving.schedule.block_hash import hash_chain
 
 # of what examples must hold to say something
 LEAST = {
-    "preemptions": 50, "cached": 15, "accepted": 50, "rejected": 50, "stop": 50, "length": 150,
-    "abort": 100, "error": 40, "Engine steps": 500, "AsyncEngine steps": 500,
+    "preemptions": 15, "cached": 8, "accepted": 50, "rejected": 50, "stop": 40, "length": 150,
+    "abort": 60, "error": 25, "Engine steps": 400, "AsyncEngine steps": 400,
 }  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def serve(
     for name, wish in list(WISHES.items())[:first]:
         n = 2 if name == "samples" else 1
         parent = e.add(list(wish.prompt), wish.params(seed, n))
-        asked.add(parent, wish, n)
+        asked.add(parent, wish, seed, n)
     for step in itertools.count():
         assert step < 400, "no end"
         outputs = e.step()
@@ -130,7 +130,7 @@ def serve(
         books.check(e)
         if step == 5 and not any(output.request_id == parent for output in ended):
             given = e.unfinished(parent)[0].token_ids[len(wish.prompt) :]
-            asked.add(e.fork(parent), wish, 1, given)
+            asked.add(e.fork(parent), wish, None, 1, given)
         if not e.has_unfinished:
             break
     for output in ended:  # only now: to look at a text may be what raises

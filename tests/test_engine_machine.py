@@ -11,14 +11,16 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
+from collections.abc import Iterable
 from concurrent import futures
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from alone import LANGUAGES, Wish, new_lm
 from asked import Asked
-from engine_books import LEAST, Books
+from engine_books import LEAST, Books, caches
 from fakes import new_engine
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -36,8 +38,12 @@ import g2c_serving as g
 
 SHARED = "abcabdacbdeafghb"  # the beginning of many prompts
 FAULT = "made to fail"
-MOST_STEPS = 600
+MOST_STEPS = 6000
 NUMBERS = st.integers(0, 7)  # which of the requests under way
+
+
+def one_of(requests: Iterable[int], number: int) -> int:
+    return (some := sorted(requests))[number % len(some)]
 
 
 class Machine(RuleBasedStateMachine):
@@ -104,7 +110,7 @@ class Machine(RuleBasedStateMachine):
         temperature = float(hot and self.mode != "budgeted")
         wish = Wish(prompt[: self.most], max_tokens, temperature, stop, language)
         request_id = self.engine.add(list(wish.prompt), wish.params(seed, n), salt)
-        self.asked.add(request_id, wish, n)
+        self.asked.add(request_id, wish, seed, n)
         compiling = [future for _, future in self.engine.waiting_room._waiting.values()]
         assert not futures.wait(compiling, 60).not_done  # the same at each time, as below
 
@@ -112,16 +118,17 @@ class Machine(RuleBasedStateMachine):
     def refused(self, what) -> None:
         e, ids = self.engine, [97, 98]
         calls = {
-            "empty": lambda: e.add([]),
-            "outside": lambda: e.add([97, 266]),
+            "empty": lambda: e.add([]), "outside": lambda: e.add([97, 266]),
             "long": lambda: e.add(ids * 20),
-            "salt": lambda: e.add(ids, cache_salt=3),
-            "traffic": lambda: e.add(ids, traffic="x"),
-            "fork": lambda: e.fork(10_000),
-            "abort": lambda: e.abort(10_000),
-        }
+            "salt": lambda: e.add(ids, cache_salt=3), "traffic": lambda: e.add(ids, traffic="x"),
+            "fork": lambda: e.fork(10_000), "abort": lambda: e.abort(10_000),
+        }  # fmt: skip
         with pytest.raises((ValueError, TypeError, KeyError)):
             calls[what]()
+
+    @rule()
+    def go_on(self) -> None:
+        self.step(6)
 
     @rule(times=st.sampled_from([1, 1, 2, 4]))
     def step(self, times) -> None:
@@ -133,29 +140,25 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.asked.open)
     @rule(number=NUMBERS)
     def abort(self, number) -> None:
-        request_id = self.one_of(sorted(self.asked.open), number)
-        self.note(self.engine.abort(request_id))
+        self.note(self.engine.abort(request_id := one_of(self.asked.open, number)))
         assert request_id not in self.asked.open, "some samples live on after an abort"
 
     @precondition(lambda self: any(len(samples) == 1 for samples in self.asked.open.values()))
     @rule(number=NUMBERS, seed=st.sampled_from([None, 0, 5]))
     def fork(self, number, seed) -> None:
         single = [i for i, samples in self.asked.open.items() if len(samples) == 1]
-        parent = self.one_of(sorted(single), number)
+        parent = one_of(single, number)
         (request,) = self.engine.unfinished(parent)
         given = request.token_ids[request.num_prompt_tokens :]
         child = self.engine.fork(parent, seed)
-        self.asked.add(child, self.asked.wishes[parent], 1, given)
-
-    @staticmethod
-    def one_of(requests: list[int], number: int) -> int:
-        return requests[number % len(requests)]
+        self.asked.add(child, self.asked.wishes[parent], seed, 1, given)
 
     # what the machine does
 
-    @rule(passes=st.integers(0, 2), drafter=st.booleans(), dies=st.booleans())
+    @rule(passes=st.integers(0, 12), drafter=st.booleans(), dies=st.booleans())
     def fail(self, passes, drafter, dies) -> None:
-        """One of the next passes of a model raises; that may be the end of the device's thread."""
+        """One of the next passes of a model raises; or it is the end of the device's thread, which
+        leaves nothing in the pages that anybody could read."""
         model = self.lm.model
         if drafter and self.mode != "off":
             model = self.engine.speculator.drafter.model
@@ -166,6 +169,8 @@ class Machine(RuleBasedStateMachine):
             left[0] -= 1
             if left[0] < 0:
                 model.on_forward = lambda batch: None
+                for cache in caches(self.engine) if error is SystemExit else ():
+                    cache.clear(list(range(self.sizes["num_blocks"])))
                 raise error(FAULT)
 
         model.on_forward = on_forward
@@ -202,9 +207,7 @@ class Machine(RuleBasedStateMachine):
         self.books.check(self.engine)
 
     def end_engine(self) -> None:
-        for _ in range(MOST_STEPS):
-            if not self.engine.has_unfinished:
-                break
+        for _ in takewhile(lambda _: self.engine.has_unfinished, range(MOST_STEPS)):
             self.step(1)
         assert not self.asked.open, f"no end of {self.asked.open}"
         check_idle(self.engine)
@@ -217,8 +220,7 @@ class Machine(RuleBasedStateMachine):
             if sys.exc_info()[0] is None:
                 self.end_engine()
         finally:
-            if self.kind == "AsyncEngine":
-                self.engine.close()
+            getattr(self.engine, "close", list)()
             self.folder.cleanup()
 
 
@@ -230,14 +232,10 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-def play(examples: int, steps: int, **how: bool) -> None:
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=examples, stateful_step_count=steps, deadline=None, database=None,
-            suppress_health_check=list(HealthCheck), **how,
-        ),
-    )  # fmt: skip
+def play(examples: int, steps: int, **how: Any) -> None:
+    how |= {"max_examples": examples, "stateful_step_count": steps, "deadline": None}
+    how |= {"suppress_health_check": list(HealthCheck), "database": None}
+    run_state_machine_as_test(Machine, settings=settings(**how))
 
 
 def test_any_engine_under_anything():
