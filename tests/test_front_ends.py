@@ -86,3 +86,10 @@ def test_the_cache_goes_to_the_home_folder_beside_a_read_only_checkout(monkeypat
     assert paths.cache_folder().is_relative_to(tmp_path)
     monkeypatch.setenv(paths.CACHE_VARIABLE, str(tmp_path / "mine"))
     assert paths.cache_folder() == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_every_picture_of_a_committed_page_has_its_sentence(path):
+    for cell in render.code_cells(nbformat.read(path, as_version=4)):
+        if not any(render.WIDGET_VIEW in output.get("data", {}) for output in cell.outputs):
+            assert render.with_sentences(cell.outputs) == cell.outputs, cell.id
