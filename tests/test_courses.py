@@ -241,7 +241,7 @@ def test_a_still_picture_stands_beside_each_control(path):
         assert all(o.metadata["image/png"]["alt"] for o in pictures), cell.id
         assert not any(render.WIDGET_VIEW in o.get("data", {}) for o in cell.outputs), cell.id
         count += wanted
-    assert count >= 2 or path.stem.startswith("00")
+    assert count >= 2 or path.stem[:2] in ("00", "10")  # a first look; the museum
 
 
 def test_a_panel_shows_its_picture_where_its_controls_cannot_be():
