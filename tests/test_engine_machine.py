@@ -150,6 +150,8 @@ class Machine(RuleBasedStateMachine):
         parent = one_of(single, number)
         (request,) = self.engine.unfinished(parent)
         given = request.token_ids[request.num_prompt_tokens :]
+        if seed == request.seed:  # it draws on as its parent does, drafts and all
+            given = self.asked.given[parent]
         child = self.engine.fork(parent, seed)
         self.asked.add(child, self.asked.wishes[parent], seed, 1, given)
 
