@@ -72,11 +72,11 @@ class Loop(Launches):
         """One step, from its first phase to its last."""
         self._wait_for_grammars()
         with deferred_interrupt():
-            step = self._begin()
-        self._compute(step)
+            step = self._begin()  # schedule
+        self._compute(step)  # forward, sample
         with deferred_interrupt():
             self._depart(step.scheduled)
-            self._finish(step)
+            self._finish(step)  # process
 
     def _wait_for_grammars(self, for_long: bool = True) -> None:
         """If there is nothing else to do."""
