@@ -49,7 +49,7 @@ from g2c_serving.sample.grammar import GrammarState
 from g2c_serving.sampling import Sampled
 from g2c_serving.schedule.scheduled import Scheduled
 from g2c_serving.speculating import Round
-from g2c_serving.streams import Streams
+from g2c_serving.streams import CLOSED, Streams
 from g2c_serving.switch_interval import switch_interval
 
 DEPTH = 2  # steps on their way: the one that the device computes, and the next
@@ -90,7 +90,7 @@ class AsyncEngine(Engine):
         """The outputs of a request as they come: `async for output in engine.stream(...)`. Leave
         the loop and close the stream, or cancel its task, and the request is aborted. While streams
         are read a thread of theirs calls the engine, and nobody else may. See `streams.py`."""
-        return self._streams.stream(prompt, params, cache_salt, traffic)
+        return Stream(self._streams, self, (prompt, params, cache_salt, traffic))
 
     def close(self) -> list[RequestOutput]:
         """Take in what is on its way, abort what is unfinished, and end the threads: all outputs
@@ -120,7 +120,7 @@ class AsyncEngine(Engine):
     def _check_free(self) -> None:
         """RuntimeError once the engine is closed, or while streams are read."""
         if self.is_closed:
-            raise RuntimeError("the engine is closed: make a new AsyncEngine(lm, config)")
+            raise RuntimeError(CLOSED)
         self._streams.check()
 
     def _drain(self) -> None:

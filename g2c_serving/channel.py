@@ -99,9 +99,12 @@ class Stream:
     The request is added when the first output is asked for, and aborted when this is closed or
     dropped, or a task that waits for the next output is cancelled. What `engine.add` raises is
     raised there.
+
+    request   what `engine.add` is called with, all of it; RuntimeError if `streams` are closed
     """
 
     def __init__(self, streams: Streams, engine: Engine, request: tuple[Any, ...]) -> None:
+        streams.check_open()
         self._streams, self._request = streams, request
         self._engine = engine  # which lives while somebody reads
         self._channel: Channel | None = None

@@ -23,16 +23,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from g2c_serving.channel import Channel, Stream
+from g2c_serving.channel import Channel
 from g2c_serving.device_worker import BLINK, MAX_EXIT_SECONDS, use_threads
-from g2c_serving.intake import AnyPrompt
 from g2c_serving.output import RequestOutput
-from g2c_serving.request import SamplingParams
 
 if TYPE_CHECKING:
     from g2c_serving.engine import Engine
 
-CLOSED = "the engine is closed: make a new one"
+CLOSED = "the engine is closed: make a new AsyncEngine(lm, config)"
 FOREIGN = (
     "the engine has unfinished requests that were added without a stream: call step() until "
     "has_unfinished is False, or abort them, before you stream"
@@ -56,18 +54,10 @@ class Streams:
         weakref.finalize(engine, self._inbox.put, None).atexit = False
         _all.add(self)
 
-    def stream(
-        self,
-        prompt: AnyPrompt,
-        params: SamplingParams | None = None,
-        cache_salt: str = "",
-        traffic: str = "chat",
-    ) -> Stream:
-        """RuntimeError if the engine is closed."""
-        engine = self._engine()
-        if self._is_closed or engine is None:
+    def check_open(self) -> None:
+        """RuntimeError once they are closed."""
+        if self._is_closed:
             raise RuntimeError(CLOSED)
-        return Stream(self, engine, (prompt, params, cache_salt, traffic))
 
     def check(self) -> None:
         """For who calls the engine directly: RuntimeError while streams are read. Those that were
@@ -94,8 +84,7 @@ class Streams:
 
     def submit(self, channel: Channel) -> None:
         with self._lock:
-            if self._is_closed:
-                raise RuntimeError(CLOSED)
+            self.check_open()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="driver", daemon=True)
                 self._thread.start()

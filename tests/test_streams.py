@@ -16,7 +16,7 @@ import torch
 
 import g2c_serving as g
 from g2c_serving.async_engine import AsyncEngine
-from g2c_serving.channel import MAX_QUEUED
+from g2c_serving.channel import MAX_QUEUED, Stream
 from g2c_serving.streams import Streams
 from tests.fakes import FakeLM, continuation
 from tests.small_models import random_lm
@@ -45,8 +45,8 @@ class Served:
         self.is_stepping.set()
         assert self.may_step.wait(SOON)
 
-    def stream(self, *args, **kwargs):
-        return self.streams.stream(*args, **kwargs)
+    def stream(self, prompt, params=None, cache_salt="", traffic="chat") -> Stream:
+        return Stream(self.streams, self.engine, (prompt, params, cache_salt, traffic))
 
     async def stepping(self) -> None:
         """Until a step is at its forward."""
@@ -579,7 +579,7 @@ def test_the_interpreter_ends_with_a_driver_in_the_middle_of_a_step():
     script = """
 import asyncio, torch
 import g2c_serving as g
-from g2c_serving.async_engine import AsyncEngine
+from g2c_serving.channel import Stream
 from g2c_serving.streams import Streams
 from tests.small_models import random_lm
 engine = g.Engine(random_lm(context=4096), g.EngineConfig(num_blocks=300))
@@ -591,7 +591,7 @@ def slow_forward(*batch):
 engine.model.forward = slow_forward
 streams = Streams(engine)
 loop = asyncio.new_event_loop()
-stream = streams.stream([1, 2, 3], g.SamplingParams(max_tokens=4000))
+stream = Stream(streams, engine, ([1, 2, 3], g.SamplingParams(max_tokens=4000)))
 print(len(loop.run_until_complete(anext(stream)).token_ids))
 """
     done = subprocess.run(
