@@ -16,7 +16,6 @@ from g2c_serving.lab.attack_paths import (
     Result,
     channel_by_text,
     channels_by_text,
-    forged,
     pattern,
     read_plain,
     read_prompt,
@@ -89,8 +88,8 @@ def test_there_are_ten_and_each_says_what_it_tries():
 @pytest.mark.parametrize("name", FORGED)
 def test_the_naive_path_is_forged_and_ours_is_not(tokenizer, name):
     naive, ours = BY_NAME[name].naive(tokenizer), BY_NAME[name].ours(tokenizer)
-    assert list(naive.forged.values()) == FORGED[name] and forged(naive) == bool(FORGED[name])
-    assert ours.forged == {} and not forged(ours)
+    assert list(naive.forged.values()) == FORGED[name]
+    assert ours.forged == {}
     assert reserved(tokenizer, ours) == PLACED[name]
     assert tokenizer.decode(naive.token_ids) == tokenizer.decode(ours.token_ids)
 
@@ -224,7 +223,7 @@ def test_no_field_of_a_chat_makes_a_reserved_id(messages):
     prompt = chat(messages)
     result = read_prompt(tokenizer, tokenizer.encode_parts(prompt), prompt)
     wanted = tokenizer.encode_parts(chat([blank(message) for message in messages]))
-    assert not forged(result)
+    assert not result.forged
     assert reserved(tokenizer, result) == [i for i in wanted if 256 <= i <= 265]
 
 
@@ -371,6 +370,6 @@ def test_the_third_miss_unfolds_an_answer_that_is_right():
 def test_the_application_is_never_forged_by_parts(texts):
     messages = [{"role": "user", "content": text} for text in texts]
     try:
-        assert not forged(eleventh.ours(eleventh.tiny(), messages))
+        assert not eleventh.ours(eleventh.tiny(), messages).forged
     except Refused:
         assert any(pattern(eleventh.tiny()).search(text) for text in texts)

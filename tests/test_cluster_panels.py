@@ -38,7 +38,7 @@ def test_what_shows_of_a_way_by_hand():
     panel.controls["gb_per_s"].value = 50
     assert "33 ms of it show" in panel.text and "97% is hidden" in panel.text
     assert 10_485.76 - 7500 * 31 / 32 == pytest.approx(3220, abs=1)
-    assert "3.22 s of it show" in ship_panel.ship_picture().text
+    assert "3.22 s of it show" in ship_panel.ship_panel().text
 
 
 def test_what_the_words_send_the_reader_to():

@@ -45,12 +45,7 @@ def test_what_never_changes_and_what_alternates():
     swing = np.array([0.2, 0.8] * 6)[:, None, None]
     one, two = memory(history(swing), (1, 2))
     assert (one.of_drafts, two.of_drafts) == (pytest.approx(-1), pytest.approx(1))
-    assert one.correlation_time == 0
     assert memory(history(np.full((9, 2, 2), 0.7)), (1,))[0].of_drafts == 0
-
-
-def test_the_correlation_time_is_the_walk_s():
-    assert Memory(2, 10, math.exp(-2 / 5), 0.5).correlation_time == pytest.approx(5)
 
 
 def test_steps_with_fewer_drafts_are_left_out():

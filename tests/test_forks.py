@@ -16,10 +16,11 @@ def lm():
 
 @pytest.mark.parametrize("samples", [1, 4, 32])
 def test_forks_compute_the_prompt_once_and_hold_its_full_blocks_once(lm, samples):
-    """100 tokens are 6 full blocks of 16 and 4 more; these and 19 answered ones are 2 blocks."""
+    """100 tokens are 6 full blocks of 16 and 4 more; these and 19 answered ones are 2 blocks. (The
+    last of 20 is never written.)"""
     found = forks.draw(lm, 100, samples, shared=True)
     assert found.computed == 100
-    assert found.blocks == 6 + 2 * samples == forks.expected_blocks(100, samples)
+    assert found.blocks == 6 + 2 * samples
 
 
 @pytest.mark.parametrize("samples", [1, 4, 32])

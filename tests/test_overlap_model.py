@@ -13,7 +13,6 @@ from g2c_serving.lab.overlap_model import (
     Step,
     Timeline,
     alike,
-    by_rows,
     least,
     overlapped,
     plain,
@@ -23,7 +22,6 @@ from g2c_serving.lab.overlap_model import (
     totals,
     uneven,
 )
-from g2c_serving.schedule.step_curve import StepCurve
 
 
 def spans(timeline: Timeline) -> list[tuple[str, float, float]]:
@@ -107,15 +105,6 @@ def test_overlapping_saves_half_at_most_and_that_where_both_need_the_same():
     ideal = {cpu: min(cpu, 20) / (cpu + 20) for cpu in saved}
     assert saved == pytest.approx(ideal, abs=0.002)
     assert max(saved, key=saved.__getitem__) == 20 and saved[20] < 0.5
-
-
-def test_steps_by_their_rows():
-    curve = StepCurve([1, 64], [10.0, 16.3])
-    found = by_rows([1, 64, 1], curve, 8)
-    assert [step.device for step in found] == [10, Fraction("16.3"), 10]
-    assert run(plain, found).total == Fraction("36.3") + 3 * 8
-    with pytest.raises(ValueError, match="rows=0"):
-        by_rows([0], curve, 8)
 
 
 def test_uneven_work_costs_some_of_the_saving():

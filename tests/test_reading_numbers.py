@@ -8,7 +8,7 @@ import pytest
 import g2c_serving as g
 from g2c_serving.history import Drafted, StepRecord
 from g2c_serving.lab import acceptance_trace, accepted_length, implied_steps, tokens_a_day
-from g2c_serving.lab.acceptance_trace import Trace, of_requests, trace
+from g2c_serving.lab.acceptance_trace import Trace, trace
 from g2c_serving.lab.accepted_length import chance_behind, tau, tau_gap, world
 from g2c_serving.lab.held_out import held_out_prompts
 
@@ -59,7 +59,6 @@ def test_a_trace_by_hand():
     assert (one.share, one.chance, one.tokens) == (5 / 8, 5 / 7, 9 / 4)
     assert one.chances == [3 / 4, 2 / 3] and one.kept == 9 and one.first(2) is one
     assert one.first(1) == Trace((4, 3)) and one.first(1).share == one.first(1).chance == 3 / 4
-    assert of_requests(passes([0, 1, 2, 2], 2), [2, 3]).share == 1
 
 
 def test_the_share_belongs_to_one_formula_and_the_chance_to_the_other():

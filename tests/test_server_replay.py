@@ -16,7 +16,7 @@ import pytest
 from scripted_server import piece, scripted, stream
 
 import g2c_serving as g
-from g2c_serving.lab import bench_command, bench_servers, day, workload
+from g2c_serving.lab import bench_command, bench_servers, day
 from g2c_serving.lab.day_result import Target
 from g2c_serving.lab.openai_client import Reply, Server, ServerError
 from g2c_serving.lab.openai_server import running
@@ -26,7 +26,6 @@ from g2c_serving.lab.server_replay import (
     Replayed,
     Sent,
     calls_of_day,
-    calls_of_workload,
     replay,
     table,
 )
@@ -150,15 +149,6 @@ def test_a_day_as_calls():
         assert visit.follows is not None and call.follows is not None
         before = visits[visit.follows]
         assert calls[call.follows].prompt == lm.tokenizer.decode(before.asks)
-
-
-def test_a_workload_as_calls():
-    lm = g.load("tiny")
-    (one, *_) = arrived = workload.arrivals(3, gap=2.0)
-    (call, *others) = calls_of_workload(lm, arrived, unit=0.5)
-    assert call.prompt == bytes(one.prompt).decode("ascii")
-    assert (call.arrival, call.max_tokens, call.follows) == (0.0, one.answer, None)
-    assert others[-1].arrival == 0.5 * arrived[-1].time
 
 
 # end to end

@@ -6,7 +6,7 @@ import pytest
 
 import g2c_serving as g
 from g2c_serving.lab import chart_panel, charts, checklist, own_chart, speed_chart
-from g2c_serving.lab.speed_chart import CHANCE, COLUMNS, SHARE, Point, decode_chart, read, write
+from g2c_serving.lab.speed_chart import CHANCE, COLUMNS, SHARE, Point, decode_chart, read
 
 HEAD = ",".join(COLUMNS)
 OWN = f"""{HEAD}
@@ -29,11 +29,10 @@ def test_the_decode_chart_s_steps():
     assert points[1].read_with(1) == pytest.approx(4 * 246 / 3.25)
 
 
-def test_a_csv_there_and_back(tmp_path):
+def test_a_csv_as_people_write_it(tmp_path):
     points = read(OWN)
     assert points[0] == Point("mine", 1, 120.0) and not points[0].is_assumed
     assert points[2].tau == 4.5 and points[2].steps_per_s == pytest.approx(150 / 4.5)
-    assert read(write(points)) == points and read(write(decode_chart())) == decode_chart()
     file = tmp_path / "my chart.csv"
     file.write_text(OWN, encoding="utf-8-sig", newline="\r\n")  # as a spreadsheet writes it
     assert read(file) == points

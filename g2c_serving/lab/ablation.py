@@ -128,8 +128,7 @@ def calibrate(lm: LanguageModel, visits: Sequence[Visit]) -> Scale:
     engine = Engine(lm, made)
     rush = replay(engine, visits, 0.0)
     model = CostModel.fit(
-        [record.shape for record in engine.history],
-        [record.total_ms for record in engine.history],
+        [record.shape for record in engine.history], [record.total_ms for record in engine.history]
     )
     (alone,) = replay(Engine(lm, made), visits[:1], 0.0).served
     shape = StepShape(((context // 8, context // 4),), 8, 2 * context)

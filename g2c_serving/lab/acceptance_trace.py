@@ -10,7 +10,7 @@ formula, not which of them DeepInfer's 75 % is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,13 +148,7 @@ def _draw(figure: Figure, drafts: int) -> dict[str, Any]:
         (art[f"at {name}"],) = axes.plot([], [], color=look["color"], linestyle=":")
         mark: dict[str, Any] = {"color": look["color"], "marker": "os"[k], "linestyle": "none"}
         (art[f"{name} now"],) = axes.plot(
-            [],
-            [],
-            label=f"your drafts' {name}",
-            fillstyle="none",
-            mew=2,
-            markersize=11,
-            **mark,
+            [], [], label=f"your drafts' {name}", fillstyle="none", mew=2, markersize=11, **mark
         )
     (art["tokens"],) = axes.plot([], [], color=BLACK, linestyle="-", label="of a pass")
     (art["kept"],) = axes.plot([], [], color=BLACK, linestyle="--", linewidth=1.5, label="kept")
@@ -213,10 +207,3 @@ def _compared(one: Trace, found: dict[str, float]) -> str:
         f"1 + a + a² + ... makes {found['chance']:.2f}. The share in the wrong formula: "
         f"{wrong:.2f}, {1 - wrong / one.tokens:.0%} less than the pass has."
     )
-
-
-def of_requests(history: Iterable[StepRecord], request_ids: Sequence[int]) -> Trace:
-    """The trace of some requests alone. ValueError as for `trace`."""
-    wanted = set(request_ids)
-    kept = [one for record in history for one in record.drafts if one.request_id in wanted]
-    return trace([StepRecord(0.0, drafts=kept)])

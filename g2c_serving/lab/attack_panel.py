@@ -115,10 +115,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     for name, top in (("naive", 4.4), ("ours", 10.4)):
         tops = [top + 0.7 + HIGH * row for row in range(ROWS)]
         art[name] = {kind: Blocks(axes, 0, **look) for kind, look in LOOKS.items()}
-        art[name] |= {
-            "verdict": axes.text(0.3, top, "", fontsize=10, va="center"),
-            "top": tops[0],
-        }
+        art[name] |= {"verdict": axes.text(0.3, top, "", fontsize=10, va="center"), "top": tops[0]}
         for colour in (BLACK, "white"):  # in each a line of text a row: fast to draw
             art[name]["words", colour] = [_mono(axes, 0.5, y + 0.65, colour) for y in tops]
             art[name]["ids", colour] = [_mono(axes, 0.5, y + 1.5, colour) for y in tops]

@@ -43,10 +43,6 @@ class Result:
         return {i: name for i, name in self.acts.items() if i not in self.placed}
 
 
-def forged(result: Result) -> bool:
-    return bool(result.forged)
-
-
 class Refused(ValueError):
     """The application looked, and found a marker."""
 

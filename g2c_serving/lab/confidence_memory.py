@@ -8,7 +8,6 @@ that of the request as a whole: how many of its drafts were expected to stand. M
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,11 +29,6 @@ class Memory:
     pairs: int
     of_drafts: float  # each draft position for itself, the mean over positions
     of_requests: float  # the expected number of accepted drafts
-
-    @property
-    def correlation_time(self) -> float:
-        """The T, in steps, with which stale_budget.py's walk keeps as much of each draft; or 0."""
-        return -self.lag / math.log(self.of_drafts) if 0 < self.of_drafts < 1 else 0.0
 
 
 def memory(history: Iterable[StepRecord], lags: Sequence[int] = LAGS) -> list[Memory]:

@@ -65,10 +65,7 @@ def made_up_prompts(lm: LanguageModel, count: int, length: int) -> list[list[int
 def ours(lm: LanguageModel, max_num_seqs: int = 128, dtype: str = "float32") -> Contestant:
     """The engine, with as many tokens a step as transformers' continuous batching has."""
     config = EngineConfig(
-        num_blocks=640,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=TOKENS_A_STEP,
-        dtype=dtype,
+        num_blocks=640, max_num_seqs=max_num_seqs, max_num_batched_tokens=TOKENS_A_STEP, dtype=dtype
     )
     engine = Engine(lm, config)
 

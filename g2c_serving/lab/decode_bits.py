@@ -70,10 +70,7 @@ class DecodeStep:
 
 
 def measure(
-    lm: LanguageModel,
-    fixed: str,
-    contexts: str,
-    batches: Sequence[int] = BATCHES,
+    lm: LanguageModel, fixed: str, contexts: str, batches: Sequence[int] = BATCHES
 ) -> list[Found]:
     """Each request alone, then the first 1, 2, 3 ... of them together."""
     low, high = CONTEXTS[contexts]

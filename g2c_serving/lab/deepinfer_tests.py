@@ -68,10 +68,7 @@ class ForcedEngine(Engine):
         self.forced, self.drawn = list(tokens), []
 
     def _sample(
-        self,
-        scheduled: list[Scheduled],
-        logits: torch.Tensor | None,
-        drafted: Round | None = None,
+        self, scheduled: list[Scheduled], logits: torch.Tensor | None, drafted: Round | None = None
     ) -> Sampled:
         sampled = super()._sample(scheduled, logits, drafted)
         if logits is None:

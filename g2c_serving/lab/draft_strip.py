@@ -142,11 +142,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
 
 
 def _update(
-    art: dict[str, Any],
-    lm: LanguageModel,
-    story: Story,
-    step: int,
-    temperature: float,
+    art: dict[str, Any], lm: LanguageModel, story: Story, step: int, temperature: float
 ) -> str:
     steps, text = story.steps, lm.tokenizer.decode
     one = steps[step - 1]

@@ -234,19 +234,3 @@ def on_stairs() -> tuple[tuple[TinyRequest, TinyRequest], StepTime]:
     b_target = {(): chances(9, 1), (0,): chances(6, 4), (1,): chances(95, 5)}
     b_drafter = {(): even, (0,): even, (1,): chances(5, 95)}
     return (a, request(b_target.__getitem__, b_drafter.__getitem__, drafts=2)), toy_budget.step_ms
-
-
-def random_request(rng: np.random.Generator, vocab_size: int, drafts: int) -> TinyRequest:
-    """Any target, drafter and confidences, right or wrong; some chances are zero."""
-
-    @cache
-    def some(what: str, tokens: Tokens) -> Chances:
-        shares = rng.integers(0, 7, vocab_size)
-        shares[rng.integers(vocab_size)] += 1
-        return chances(*shares.tolist())
-
-    @cache
-    def sure(tokens: Tokens) -> Fraction:
-        return Fraction(int(rng.integers(0, 9)), 8)
-
-    return request(lambda t: some("p", t), lambda t: some("q", t), drafts, sure)

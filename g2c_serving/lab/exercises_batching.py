@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from g2c_serving.lab import (
-    charts,
-    reservation,
-)
+from g2c_serving.lab import charts, reservation
 from g2c_serving.lab.exercises import exercise
 from g2c_serving.request import Request, SamplingParams
 from g2c_serving.schedule.block_manager import BlockManager

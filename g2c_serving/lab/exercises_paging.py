@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from g2c_serving.lab import (
-    hit_calculator,
-)
+from g2c_serving.lab import hit_calculator
 from g2c_serving.lab.exercises import exercise
 from g2c_serving.schedule.block_manager import BlockManager
 
@@ -16,6 +14,7 @@ from g2c_serving.schedule.block_manager import BlockManager
     "Write blocks_for(tokens, block_size): the blocks that a request of so many tokens holds.",
     hint="Whole numbers only. What should 128 tokens give, and what 129?",
     cases=[(300, 128), (384, 128), (385, 128), (1, 16), (448, 16)],
+    unit="blocks",
     rel=0,
 )
 def _blocks_for() -> Callable[[int, int], int]:

@@ -7,11 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from g2c_serving.lab import (
-    remainders,
-    sampling_pitfalls,
-    whose_numbers,
-)
+from g2c_serving.lab import remainders, sampling_pitfalls, whose_numbers
 from g2c_serving.lab.exercises import exercise
 from g2c_serving.lab.parting import Parting
 from g2c_serving.sample import rng

@@ -52,12 +52,6 @@ def draw(lm: LanguageModel, prompt: int, samples: int, shared: bool) -> Cost:
     return Cost(samples, engine.stats.prefill_tokens, engine.stats.peak_blocks)
 
 
-def expected_blocks(prompt: int, samples: int) -> int:
-    """One prompt's full blocks, and for every sample what it writes into (Derived)."""
-    full, rest = divmod(prompt, BLOCK)
-    return full + samples * -(-(rest + ANSWER - 1) // BLOCK)  # its last token is never written
-
-
 def panel(lm: LanguageModel) -> Panel:
     """Blocks and computed tokens over the number of samples, shared and not."""
     lm = roomy(lm)

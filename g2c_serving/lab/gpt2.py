@@ -40,11 +40,7 @@ def padded_generate(
     ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])  # (R, T)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])  # (R, T)
     out = model.generate(
-        ids,
-        attention_mask=mask,
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        pad_token_id=0,
+        ids, attention_mask=mask, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0
     )
     return out[:, longest:].tolist()
 

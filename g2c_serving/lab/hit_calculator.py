@@ -40,12 +40,7 @@ class Rule:
 
     def hit(self, length: int, state_held: bool = True, cached: int | None = None) -> Hit:
         return hit(
-            length,
-            self.block_size,
-            self.window,
-            self.slack,
-            cached=cached,
-            state_held=state_held,
+            length, self.block_size, self.window, self.slack, cached=cached, state_held=state_held
         )
 
     def cases(self, length: int) -> dict[str, Hit]:

@@ -15,7 +15,6 @@ import numpy as np
 
 from g2c_serving.forward.language_model import LanguageModel, eos_ids
 from g2c_serving.lab import plots
-from g2c_serving.lab.table import Table
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.sample.grammar import Grammar, as_mask
 from g2c_serving.sample.grammar_compiler import GrammarCompiler
@@ -88,16 +87,6 @@ def _as_array(bits: np.ndarray, size: int) -> np.ndarray:
     mask = as_mask(bits, size)
     assert mask is not None
     return mask.numpy()
-
-
-def table(hole: Hole) -> Table:
-    """Each reserved id, and at how many places of the call each mask allows it."""
-    rows = [
-        (name, str(int(theirs.sum())), str(int(ours.sum())))
-        for name, theirs, ours in zip(hole.names, hole.spelled.T, hole.ours.T, strict=True)
-    ]
-    places = f"places of {len(CALL) + 1}"
-    return Table(("reserved id", f"names as bytes, {places}", "no bytes (ours)"), rows)
 
 
 def picture(hole: Hole) -> Any:

@@ -112,9 +112,9 @@ def compare(requests: int, setting: Setting = PERFECT) -> Outcome:
     true = _survival(confidences(), steps)  # (S, R * n)
     ms = step_ms(setting.smooth)[requests : requests * (1 + DRAFTS) + 1]  # (R * n + 1,)
     falling = -np.sort(-_survival(old, steps), axis=1)
-    drafts = ((requests + _sums(falling)) / ms).argmax(axis=1)  # (S,) the totals
+    drafts = ((requests + sums(falling)) / ms).argmax(axis=1)  # (S,) the totals
     order = np.argsort(-_survival(fresh, steps), axis=1, kind="stable")
-    accepted = _sums(np.take_along_axis(true, order, axis=1))[np.arange(steps), drafts]  # (S,)
+    accepted = sums(np.take_along_axis(true, order, axis=1))[np.arange(steps), drafts]  # (S,)
     spent = ms[drafts].sum() * (1 + setting.cost)
     return Outcome(
         requests,
@@ -130,6 +130,6 @@ def _survival(confidences: np.ndarray, steps: int) -> np.ndarray:
     return confidences.cumprod(axis=1).reshape(steps, -1)
 
 
-def _sums(values: np.ndarray) -> np.ndarray:
+def sums(values: np.ndarray) -> np.ndarray:
     """(S, K + 1): sums of the first 0, 1, ..., K of each row (S, K)."""
     return np.pad(values.cumsum(axis=1), ((0, 0), (1, 0)))

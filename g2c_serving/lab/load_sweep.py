@@ -30,10 +30,7 @@ from g2c_serving.lab.plots import BLACK, GREY, line, source_note
 CALM, LOADS = 0.25, (0.5, 1.0, 2.0, 4.0, 8.0)
 RUNS = 2  # of each point: other programs make a run slower, none makes it faster
 NEARLY_ALL = 0.9
-ENGINES = {
-    "continuous, pages, prefix cache": PLAIN,
-    "static, reserved, no cache": NOTHING,
-}
+ENGINES = {"continuous, pages, prefix cache": PLAIN, "static, reserved, no cache": NOTHING}
 
 
 @dataclass(frozen=True)

@@ -80,12 +80,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
 
 
 def _update(
-    art: dict[str, Any],
-    lm: LanguageModel,
-    prompt: str,
-    p: torch.Tensor,
-    out: torch.Tensor,
-    k: int,
+    art: dict[str, Any], lm: LanguageModel, prompt: str, p: torch.Tensor, out: torch.Tensor, k: int
 ) -> str:
     order = p.topk(SHOWN).indices
     names = [lm.tokenizer.decode([t]).strip() or repr(lm.tokenizer.decode([t])) for t in order]

@@ -22,15 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from g2c_serving.lab.openai_stream import (
-    KEY,
-    MOST_LINE,
-    Seen,
-    ServerError,
-    key,
-    message_of,
-    read,
-)
+from g2c_serving.lab.openai_stream import KEY, MOST_LINE, Seen, ServerError, key, message_of, read
 
 __all__ = ["KEY", "Reply", "Server", "ServerError"]
 

@@ -35,15 +35,7 @@ from g2c_serving.forward.checkpoints import load
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.completion_request import Asked, Reader
 from g2c_serving.lab.promoting import promote
-from g2c_serving.lab.small_http import (
-    BadRequest,
-    chunk,
-    drained,
-    event,
-    head,
-    read_request,
-    whole,
-)
+from g2c_serving.lab.small_http import BadRequest, chunk, drained, event, head, read_request, whole
 from g2c_serving.output import RequestOutput
 
 MOST_CLIENTS = 256  # at a time

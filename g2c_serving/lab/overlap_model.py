@@ -58,12 +58,6 @@ def alike(count: int, device_ms: Number, cpu_ms: Number) -> list[Step]:
     return steps([device_ms] * count, [cpu_ms] * count)
 
 
-def by_rows(rows: Sequence[int], step_time: Callable[[int], Number], cpu_ms: Number) -> list[Step]:
-    """Steps of so many rows each, on a device whose `step_time` gives the ms of a number of rows,
-    such as a `StepCurve` (schedule/step_curve.py)."""
-    return steps([step_time(as_int("rows", r, 1)) for r in rows], [cpu_ms] * len(rows))
-
-
 def uneven(count: int, mean_ms: float, spread: float, seed: int = 0) -> np.ndarray:
     """Random ms (count,) around a mean, to the microsecond: gamma, with a standard deviation of
     `spread` times the mean."""

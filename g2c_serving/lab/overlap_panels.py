@@ -1,4 +1,4 @@
-"""Overlapped scheduling as two lanes: a still picture, and a panel with sliders (Brief, section 6).
+"""Overlapped scheduling as two lanes: a panel with sliders (Brief, section 6).
 
 Simulated by lab/overlap_model.py. `lab/overlap_gap.py` goes on with where such a gap matters.
 """
@@ -11,19 +11,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from g2c_serving.lab import plots, two_lanes
+from g2c_serving.lab import two_lanes
 from g2c_serving.lab.overlap_model import Saving, Timeline, alike, least, overlapped, plain, run
 from g2c_serving.lab.panel import Panel, slider, toggle
-from g2c_serving.lab.plots import Picture, source_note
+from g2c_serving.lab.plots import source_note
 from g2c_serving.lab.two_lanes import TwoLanes
 
 COUNT = 100  # steps of a run
 WINDOW = 120.0  # ms of it that are drawn
 STEP_MS, SHARE = 17.0, 0.8  # of the device's time, what the processor needs a step
 BRIEF_STEPS = (10, 30)  # ms: "an engine running a step every 10-30 ms"
-
-
-# ---- two lanes ----
 
 
 @dataclass(frozen=True)
@@ -43,23 +40,6 @@ def both(step_ms: float, share: float) -> Both:
     todo = alike(COUNT, step_ms, cpu_ms)
     runs = {False: run(plain, todo), True: run(overlapped, todo)}
     return Both(step_ms, cpu_ms, runs, Saving(runs[False].total, runs[True].total, least(todo)))
-
-
-def lanes_picture(step_ms: float = STEP_MS, share: float = SHARE) -> Picture:
-    """The same steps in the plain loop and in the overlapped one, on one scale of time."""
-    found = both(step_ms, share)
-    figure = plots.new_figure()
-    with plots.style():
-        upper, lower = figure.subplots(2, 1, sharex=True)
-        for axes, overlap in ((upper, False), (lower, True)):
-            lanes = TwoLanes(axes, 0, WINDOW)
-            _show(lanes, found.runs[overlap])
-            name = "overlapped" if overlap else "one after the other"
-            axes.annotate(name, (0, 1.02), xycoords="axes fraction", va="bottom")
-        two_lanes.legend(upper, lanes, loc="lower right", bbox_to_anchor=(1.01, 0.97))
-        lower.set_xlabel("ms")
-        source_note(lower, "Simulated")
-    return plots.picture(figure, _said(found, overlap=True))
 
 
 def lanes_panel() -> Panel:

@@ -36,10 +36,7 @@ def pools_panel() -> Panel:
 def _draw(figure: Figure) -> dict[str, Any]:
     first, between = figure.subplots(1, 2, sharey=True)
     art: dict[str, Any] = {}
-    for axes, limits, label in (
-        (first, FIRST, FIRST_LABEL),
-        (between, BETWEEN, BETWEEN_LABEL),
-    ):
+    for axes, limits, label in ((first, FIRST, FIRST_LABEL), (between, BETWEEN, BETWEEN_LABEL)):
         axes.set(xscale="log", yscale="log", xlim=limits, ylim=(0.45, 115), xlabel=label)
         plain_ticks(axes.xaxis)
         art[label] = [_curve(axes, k, name) for k, name in enumerate(("one pool", "two pools"))]

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from g2c_serving.lab.calibration import LogOddsLine
+from g2c_serving.lab.implied_steps import implied_ms
 from g2c_serving.lab.load_model import DRAFTS, LOADS, Outcome, Setting, compare, step_ms
 from g2c_serving.lab.panel import Panel, choice, slider, toggle
 from g2c_serving.lab.plots import BLACK, line, source_note
@@ -47,7 +48,7 @@ def production_table() -> Table:
                 f"{accept_rate(mode):.0f}%",
                 f"{throughput:,.0f}",
                 f"{gain():+.1f}%" if mode == "budget" else "",
-                f"{implied_step_ms(mode):.1f}",
+                f"{implied_ms(requests, mode, ordinary=True):.1f}",
                 f"{chart:.1f}",
             )
         )
@@ -62,13 +63,6 @@ def production_table() -> Table:
     )
     head = (f"about {requests:.0f} requests per GPU", "fixed 5", "budgeted")
     return Table(head, list(zip(names, *columns, strict=True)))
-
-
-def implied_step_ms(mode: str) -> float:
-    """ms of a step behind the table's throughput of "fixed" or "budget", if each of the 60 requests
-    gets its accepted drafts and one token more."""
-    tokens = value("prod.load") * (1 + value(f"prod.accepted.{mode}"))
-    return 1000 * tokens / value(f"prod.throughput.{mode}")
 
 
 def load_panel() -> Panel:

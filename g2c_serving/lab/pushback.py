@@ -10,13 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from g2c_serving.lab import (
-    accept_rule,
-    accepted_length,
-    implied_steps,
-    production_load,
-    toy_budget,
-)
+from g2c_serving.lab import accept_rule, accepted_length, implied_steps, production_load, toy_budget
 from g2c_serving.lab.guard import guard_effect
 from g2c_serving.lab.hit_calculator import EXAMPLE, FLASH
 from g2c_serving.lab.load_model import compare

@@ -30,7 +30,6 @@ class Parting:
     target: float
     in_a_row: int
     in_blocks: int
-    num_apart: int  # places at which the two cumulative sums differ
 
 
 def probabilities(vocab_size: int = 1024, seed: int = 0) -> np.ndarray:
@@ -56,13 +55,12 @@ def order_changes_token(weights: np.ndarray, block: int = 32) -> Parting | None:
     weights (V,), of any dtype: give it probabilities, and then the same as whole numbers.
     """
     a_row, blocks = weights.cumsum(dtype=weights.dtype), sum_in_blocks(weights, block)
-    apart = a_row != blocks
-    if not apart.any():
-        return None
     widest = int(np.abs(a_row - blocks).argmax())
+    if a_row[widest] == blocks[widest]:
+        return None
     target = min(a_row[widest], blocks[widest])  # the one sum is beyond it, the other is not
     one, other = (int(np.searchsorted(sums, target, side="right")) for sums in (a_row, blocks))
-    return Parting(float(target), one, other, int(apart.sum()))
+    return Parting(float(target), one, other)
 
 
 def whole_numbers(weights: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,7 +23,6 @@ from g2c_serving.lab.day import Visit
 from g2c_serving.lab.day_result import Target
 from g2c_serving.lab.openai_client import Reply, Server
 from g2c_serving.lab.table import Table
-from g2c_serving.lab.workload import Arrival
 
 NOT_SENT = "not sent: the one that it follows failed"
 
@@ -131,11 +130,6 @@ def calls_of_day(lm: LanguageModel, visits: Sequence[Visit], hour: float) -> lis
         hours = visit.time - (first if follows is None else 0)
         calls += [Call(hour * hours, text, visit.answer, follows)] * visit.n
     return calls
-
-
-def calls_of_workload(lm: LanguageModel, workload: Iterable[Arrival], unit: float) -> list[Call]:
-    """Arrivals (`workload.py`) as calls; one unit of their clock takes `unit` seconds."""
-    return [Call(unit * a.time, lm.tokenizer.decode(a.prompt), a.answer) for a in workload]
 
 
 def replay(server: Server, calls: Sequence[Call]) -> Replayed:

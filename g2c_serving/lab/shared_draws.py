@@ -40,10 +40,7 @@ class SharedDrawEngine(Engine):
         self.words_of: dict[tuple[int, int], int] = {}  # (request id, position) -> number
 
     def _sample(
-        self,
-        scheduled: list[Scheduled],
-        logits: torch.Tensor | None,
-        drafted: Round | None = None,
+        self, scheduled: list[Scheduled], logits: torch.Tensor | None, drafted: Round | None = None
     ) -> Sampled:
         rows = [s.request for s in scheduled if s.samples]
         if not rows or logits is None:

@@ -16,9 +16,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from g2c_serving.cluster.layer_transfer import ship, shown_ms
-from g2c_serving.lab import hit_calculator, memory, plots
+from g2c_serving.lab import hit_calculator, memory
 from g2c_serving.lab.panel import Panel, choice, stops, toggle
-from g2c_serving.lab.plots import BLACK, Blocks, Picture, source_note
+from g2c_serving.lab.plots import BLACK, ORANGE, Blocks, source_note
 
 LAYERS, PREFILL_PER_S, TWICE = 32, 20_000, 200_000
 CONTEXTS = (1_000, 10_000, 100_000, 1_000_000)  # tokens
@@ -71,15 +71,6 @@ def ship_panel() -> Panel:
     return Panel(_draw, _update, controls, size=(8, 2.2))
 
 
-def ship_picture() -> Picture:
-    """Module 16's 7B at 100,000 tokens over 5 GB/s."""
-    figure = plots.new_figure((8, 2.2))
-    with plots.style():
-        art = _draw(figure)
-        sentence = _update(art, SEVEN, 100_000, 5, True)
-    return plots.picture(figure, sentence)
-
-
 def _draw(figure: Figure) -> dict[str, Any]:
     axes = figure.subplots()
     axes.grid(False)
@@ -90,7 +81,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     art = {
         "compute": Blocks(axes, 0, "layers computed", **look),
         "link": Blocks(axes, 2, "their caches", **{**look, "hatch": ""}),
-        "shown": Blocks(axes, 1, "decoding waits", facecolor="none", edgecolor=plots.ORANGE),
+        "shown": Blocks(axes, 1, "decoding waits", facecolor="none", edgecolor=ORANGE),
         "beyond": axes.text(WIDEST, 1, "", ha="right", va="center", fontsize=9, color=BLACK,
                             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5}),
     }  # fmt: skip

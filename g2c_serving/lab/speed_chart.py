@@ -197,16 +197,6 @@ def _instead(text: str) -> str:
     return ""
 
 
-def write(points: list[Point]) -> str:
-    """The points as CSV; `read` gives them back."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for point in points:
-        writer.writerow("" if (cell := getattr(point, n)) is None else cell for n in COLUMNS)
-    return file.getvalue()
-
-
 def decode_chart() -> list[Point]:
     """DeepInfer's decode chart, at the three points that the Brief reads off (Derived)."""
     return [

@@ -28,7 +28,7 @@ from statistics import NormalDist
 import numpy as np
 
 from g2c_serving.checks import as_int, as_number
-from g2c_serving.lab.load_model import DRAFTS, MOST_ROWS, POOL, step_ms
+from g2c_serving.lab.load_model import DRAFTS, MOST_ROWS, POOL, step_ms, sums
 from g2c_serving.sample.verify_budget import Confidences, plan, split
 
 MEAN_LOG_ODDS, SPREAD = 7.96, 7.0
@@ -141,14 +141,14 @@ def _rates(requests: int, keeps: float) -> Rates:
     ms = step_ms()[requests : requests * (1 + DRAFTS) + 1]  # (R * n + 1,), by drafts
     fresh, old = _survival(requests), _survival(requests, keeps)  # (S, R * n)
     order = np.argsort(-old, axis=1, kind="stable")
-    falling = _sums(-np.sort(-fresh, axis=1))  # (S, R * n + 1): tokens of the best 0, 1, ... drafts
-    by_old = _sums(np.take_along_axis(fresh, order, axis=1))
+    falling = sums(-np.sort(-fresh, axis=1))  # (S, R * n + 1): tokens of the best 0, 1, ... drafts
+    by_old = sums(np.take_along_axis(fresh, order, axis=1))
     totals = _best(falling, ms, requests)  # (S,)
-    old_totals = _best(_sums(np.take_along_axis(old, order, axis=1)), ms, requests)
+    old_totals = _best(sums(np.take_along_axis(old, order, axis=1)), ms, requests)
     everything = np.full_like(totals, len(ms) - 1)
     cases = (falling, everything), (falling, totals), (falling, old_totals), (by_old, old_totals)
     steps = np.arange(len(totals))
-    found = [(POOL + sums[steps, total].sum()) / ms[total].sum() for sums, total in cases]
+    found = [(POOL + tokens[steps, best].sum()) / ms[best].sum() for tokens, best in cases]
     return Rates(*map(float, found))
 
 
@@ -157,11 +157,6 @@ def _survival(requests: int, keeps: float = 1.0) -> np.ndarray:
     return confidences(keeps).cumprod(axis=1).reshape(POOL // requests, -1)
 
 
-def _best(sums: np.ndarray, ms: np.ndarray, requests: int) -> np.ndarray:
+def _best(tokens: np.ndarray, ms: np.ndarray, requests: int) -> np.ndarray:
     """The total (S,) of each step with the most tokens per ms."""
-    return ((requests + sums) / ms).argmax(axis=1)
-
-
-def _sums(values: np.ndarray) -> np.ndarray:
-    """(S, K + 1): sums of the first 0, 1, ..., K of each row (S, K)."""
-    return np.pad(values.cumsum(axis=1), ((0, 0), (1, 0)))
+    return ((requests + tokens) / ms).argmax(axis=1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median_high
 
 import torch
 
@@ -59,7 +60,7 @@ def measure(lm: LanguageModel, requests: int, prompt_len: int, dtype: str = "flo
     tokens = requests * sum(step.context for step in steps) / len(steps)
     return StepFloor(
         requests,
-        _median([step.ms for step in steps]),
+        median_high([step.ms for step in steps]),
         _timed(_all_linears(engine.model, requests)),
         _timed(_read(engine.cache, tokens)),
         step_times.profile(lm, requests, prompt_len, REPETITIONS, dtype),
@@ -108,8 +109,4 @@ def _timed(work: Callable[[], None]) -> float:
         start = time.process_time()
         work()
         times.append(1e3 * (time.process_time() - start))
-    return _median(times[1:])
-
-
-def _median(times: list[float]) -> float:
-    return sorted(times)[len(times) // 2]
+    return median_high(times[1:])

@@ -62,10 +62,7 @@ class TimedEngine(Engine):
         return logits
 
     def _sample(
-        self,
-        scheduled: list[Scheduled],
-        logits: torch.Tensor | None,
-        drafted: Round | None = None,
+        self, scheduled: list[Scheduled], logits: torch.Tensor | None, drafted: Round | None = None
     ) -> Sampled:
         start = time.process_time()
         sampled = super()._sample(scheduled, logits, drafted)

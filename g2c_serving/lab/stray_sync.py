@@ -134,9 +134,7 @@ def device_pick(logits: torch.Tensor) -> int:
 
 
 def course_waits(
-    lm: LanguageModel,
-    new_tokens: int = 24,
-    pick: Callable[[torch.Tensor], int] = course_pick,
+    lm: LanguageModel, new_tokens: int = 24, pick: Callable[[torch.Tensor], int] = course_pick
 ) -> Waits:
     """The waits of `generate_cached` as it writes `new_tokens` tokens."""
     model, ids = OneUserModel(lm), lm.tokenizer.encode(PROMPT)

@@ -21,7 +21,6 @@ from g2c_serving.lab.table import Table
 
 DAY = 86_400.0  # seconds
 WARM_UP, MEASURED = 14 * DAY, 21 * DAY
-CHAT, AGENT = 0, 1  # classes of requests
 ONCE, AGAIN, TASK, SHARED = range(4)  # kinds of objects: chat of one session, of several, agent's
 BASE_SHARE = 0.5  # of the chats in the trace that are taken up again; weights make it any other
 

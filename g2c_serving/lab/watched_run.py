@@ -62,10 +62,7 @@ class Watched(Engine):
     """Keeps the logits from which each request was sampled, by request id and position."""
 
     def _sample(
-        self,
-        scheduled: list[Scheduled],
-        logits: torch.Tensor | None,
-        drafted: Round | None = None,
+        self, scheduled: list[Scheduled], logits: torch.Tensor | None, drafted: Round | None = None
     ) -> Sampled:
         sampled, row = super()._sample(scheduled, logits, drafted), 0
         for s in scheduled:
