@@ -289,6 +289,19 @@ def test_a_fork_replays_from_its_tokens_and_its_seed(steps):
     assert final[twin, 0].token_ids == ALONE  # the parent's seed: the parent's tokens
 
 
+def test_a_fork_of_a_fork_with_its_seed_draws_as_it_does():
+    """The first token after what the child was given is an ordinary draw for both."""
+    hot = g.SamplingParams(max_tokens=9, temperature=3.0, seed=4)
+    for seed in range(8):
+        e = engine(num_drafts=2)
+        parent = e.add(PROMPT, hot)
+        checked_step(e)
+        child = e.fork(parent, seed)
+        twin = e.fork(child, seed)
+        final = run(e)
+        assert final[child, 0].token_ids == final[twin, 0].token_ids != final[parent, 0].token_ids
+
+
 def test_a_fork_that_waits_and_is_computed_anew_replays_too():
     e = engine(max_num_seqs=1)
     parent = e.add(PROMPT, SEEDED)
