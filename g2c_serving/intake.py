@@ -13,7 +13,7 @@ from typing import Any
 
 from g2c_serving.config import EngineConfig
 from g2c_serving.forward.language_model import LanguageModel, eos_ids
-from g2c_serving.process.no_tokenizer import NoTokenizer
+from g2c_serving.process.hf_tokenizer import NoTokenizer
 from g2c_serving.process.prompt import Part, Prompt, Text
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.request import EXPECTED, Request, SamplingParams

@@ -26,8 +26,7 @@ from g2c_serving.lab.completion_request import Reader
 from g2c_serving.lab.openai_server import running
 from g2c_serving.lab.promoting import promote
 from g2c_serving.process.chat import chat
-from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
-from g2c_serving.process.no_tokenizer import NoTokenizer
+from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer, NoTokenizer
 
 __all__ = ["address"]
 POST = b"POST /v1/completions HTTP/1.1\r\n"

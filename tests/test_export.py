@@ -21,8 +21,9 @@ from g2c_serving.forward.inflate import inflate
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.rotary import Rotary
 from g2c_serving.paths import DATA
+from g2c_serving.process.bpe_spec import byte_of_character
 from g2c_serving.process.tokenizer import RESERVED_TOKENS, Tokenizer
-from g2c_serving.process.tokenizer_export import byte_characters, to_hugging_face
+from g2c_serving.process.tokenizer_export import to_hugging_face
 
 transformers = pytest.importorskip("transformers")
 
@@ -157,7 +158,7 @@ def test_reserved_tokens_are_special_there(tiny):
 def test_every_token_decodes_to_its_bytes():
     """Right values: `token_bytes`, through GPT-2's characters for bytes: byte 0 is U+0100, a space
     is U+0120, and there are 256 different ones."""
-    characters = byte_characters()
+    characters = list(byte_of_character())
     assert (characters[0], characters[32], characters[65]) == ("\u0100", "\u0120", "A")
     assert len(set(characters)) == 256
     back = {c: b for b, c in enumerate(characters)}

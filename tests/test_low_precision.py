@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -22,7 +20,6 @@ from g2c_serving.forward.low_precision import (
     element_codes,
     encode,
     rounded,
-    tensor_scale_of,
 )
 
 both = pytest.mark.parametrize("format", FORMATS.values(), ids=list(FORMATS))
@@ -161,18 +158,13 @@ def test_one_outlier_ruins_its_block_and_no_other():
         assert (rounded(values, format)[block & (values < 1)] == 0).all()
 
 
-def test_the_tensor_s_scale_saves_small_and_large_tensors():
-    """E4M3 ends at 448 and at 2^-9: beyond, the blocks' scales need one of their own."""
+def test_small_and_large_tensors_are_lost_to_nvfp4():
+    """E4M3 ends at 448 and at 2^-9: beyond, the blocks' scales would need one of their own."""
     values = torch.randn(200, 64, generator=torch.Generator().manual_seed(3))
-    usual = (rounded(values, NVFP4) - values).norm() / values.norm()
+    assert (rounded(values, NVFP4) - values).norm() / values.norm() < 0.1
     for factor in (1e-6, 1e6):
         scaled = factor * values
-        alone = (rounded(scaled, NVFP4) - scaled).norm() / scaled.norm()
-        helped = rounded(scaled, NVFP4, tensor_scale_of(scaled))
-        assert alone > 0.9 and (helped - scaled).norm() / scaled.norm() < 1.2 * usual
-    assert tensor_scale_of(torch.zeros(16)) == 1
-    packed = encode(values, NVFP4, tensor_scale_of(values))
-    assert NVFP4.scale_values(packed.scales).max() == 448
+        assert (rounded(scaled, NVFP4) - scaled).norm() / scaled.norm() > 0.9
 
 
 @both
@@ -198,11 +190,8 @@ def test_bad_input():
         with pytest.raises(ValueError, match="there must be some"):
             encode(torch.zeros(shape), MXFP4)
     for value in (torch.inf, torch.nan):
-        with pytest.raises(ValueError, match="inf or nan"):
+        with pytest.raises(ValueError, match="hold inf, nan"):
             encode(torch.full((32,), value), NVFP4)
-    for scale in (0, -1.0, torch.nan, 1e300, "1", True):
-        with pytest.raises(ValueError, match=re.escape(f"tensor_scale={scale!r} must be")):
-            encode(torch.zeros(32), NVFP4, scale)
 
 
 @pytest.mark.parametrize("call", [encode, rounded])
@@ -229,10 +218,6 @@ def test_rounded_does_not_hide_what_is_not_finite(format, bad):
 
 
 def test_what_float32_cannot_hold_is_refused():
-    for values, scale in ((torch.full((16,), 1e300, dtype=torch.float64), 1.0),
-                          (torch.ones(16), 1e-40)):  # fmt: skip
-        with pytest.raises(ValueError, match="too large for float32"):
-            low_precision.encode(values, low_precision.NVFP4, scale)
-    tiny = torch.full((16,), 1e-44)
-    scale = low_precision.tensor_scale_of(tiny)
-    assert low_precision.rounded(tiny, low_precision.NVFP4, scale).isfinite().all()
+    with pytest.raises(ValueError, match="too large for float32"):
+        encode(torch.full((16,), 1e300, dtype=torch.float64), NVFP4)
+    assert rounded(torch.full((16,), 1e-44), NVFP4).isfinite().all()

@@ -48,14 +48,14 @@ class Stored:
             raise ValueError(f"{self.path} cannot be read any more ({err}); load it again") from err
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
     """The object in a JSON file. FileNotFoundError or ValueError name it and the remedy."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; {AGAIN}")
+        raise FileNotFoundError(f"{path} is missing; {remedy}")
     try:
         return read_object(path)
     except ValueError as err:
-        raise ValueError(f"{path} is damaged ({err}); {AGAIN}") from err
+        raise ValueError(f"{path} is damaged ({err}); {remedy}") from err
 
 
 def is_file_name(name: object) -> bool:

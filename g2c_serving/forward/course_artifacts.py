@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 
 from g2c_serving.forward import hugging_face
-from g2c_serving.forward.checkpoint_files import is_file_name
+from g2c_serving.forward.checkpoint_files import is_file_name, read_json
 from g2c_serving.forward.language_model import (
     LanguageModel,
     checked,
@@ -31,7 +31,6 @@ from g2c_serving.forward.language_model import (
     param_shapes,
 )
 from g2c_serving.forward.model import ModelConfig
-from g2c_serving.json_files import read_object
 from g2c_serving.paths import DATA
 from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
 from g2c_serving.process.tokenizer import Tokenizer
@@ -98,13 +97,7 @@ def _remedy(folder: Path) -> str:
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / name
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; {_remedy(folder)}")
-    try:
-        return read_object(path)
-    except ValueError as err:
-        raise ValueError(f"{path} is damaged ({err}); {_remedy(folder)}") from err
+    return read_json(folder / name, _remedy(folder))
 
 
 def _load_tokenizer(folder: Path, manifest: Mapping[str, Any], vocab_size: int) -> Tokenizer:

@@ -7,24 +7,14 @@ refused. Left out: the other direction, which `hugging_face.py` has.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import torch
 
-from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.forward.hugging_face_weights import gpt2_tensors
+from g2c_serving.forward.language_model import LanguageModel, eos_ids
 
-OURS_TO_GPT2 = {
-    "ln1.gamma": "ln_1.weight",
-    "ln1.beta": "ln_1.bias",
-    "attn.out_proj.W": "attn.c_proj.weight",
-    "attn.out_proj.b": "attn.c_proj.bias",
-    "ln2.gamma": "ln_2.weight",
-    "ln2.beta": "ln_2.bias",
-    "ffn.fc1.W": "mlp.c_fc.weight",
-    "ffn.fc1.b": "mlp.c_fc.bias",
-    "ffn.fc2.W": "mlp.c_proj.weight",
-    "ffn.fc2.b": "mlp.c_proj.bias",
-}
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}  # ours -> transformers'
 ONLY = {  # what a field of our config must be
     "norm": ("layer", "layer norm"),
@@ -79,29 +69,18 @@ def gpt2_config(lm: LanguageModel) -> dict[str, Any]:
 
 def end_ids(lm: LanguageModel) -> int | list[int] | None:
     """What ends a text, as an eos_token_id says it: an id, or several."""
-    return (
-        [lm.eos_id, *lm.other_eos_ids] if lm.eos_id is not None and lm.other_eos_ids else lm.eos_id
-    )
+    return list(eos_ids(lm)) if len(eos_ids(lm)) > 1 else lm.eos_id
 
 
 def gpt2_weights(lm: LanguageModel) -> dict[str, torch.Tensor]:
     """The weights of a `GPT2LMHeadModel`, at their own dtype; the head is the token embedding."""
     check_gpt2(lm)
-    ours = lm.weights
-    gpt2 = {
-        "transformer.wte.weight": ours["token_embed.weight"],
-        "transformer.wpe.weight": ours["pos_embed.weight"],
-        "transformer.ln_f.weight": ours["ln_final.gamma"],
-        "transformer.ln_f.bias": ours["ln_final.beta"],
+    parts: dict[str, list[torch.Tensor]] = defaultdict(list)  # q, k and v lie in one of theirs
+    for one in gpt2_tensors(lm.config):
+        parts[f"transformer.{one.theirs}"].append(_weight(lm, one.ours))
+    return {
+        name: torch.cat(some, dim=-1) if len(some) > 1 else some[0] for name, some in parts.items()
     }
-    for i in range(lm.config.num_layers):
-        block, target = f"blocks.{i}", f"transformer.h.{i}"
-        for kind, name in (("W", "weight"), ("b", "bias")):
-            parts = [_weight(lm, f"{block}.attn.{p}_proj.{kind}") for p in "qkv"]
-            gpt2[f"{target}.attn.c_attn.{name}"] = torch.cat(parts, dim=-1)
-        for here, there in OURS_TO_GPT2.items():
-            gpt2[f"{target}.{there}"] = _weight(lm, f"{block}.{here}")
-    return gpt2
 
 
 def _weight(lm: LanguageModel, name: str) -> torch.Tensor:

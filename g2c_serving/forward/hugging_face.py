@@ -20,8 +20,7 @@ from g2c_serving.forward.hugging_face_config import completed, model_config
 from g2c_serving.forward.hugging_face_weights import find_weights
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.json_files import read_object
-from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
-from g2c_serving.process.no_tokenizer import NoTokenizer
+from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer, NoTokenizer
 from g2c_serving.process.tokenizer import Tokenizer
 
 
@@ -48,17 +47,12 @@ def load_folder(folder: Path, tokenizer: Tokenizer | None = None) -> LanguageMod
     fields = completed(fields)
     weights = find_weights(folder, config, fields)
     if tokenizer is None:
-        tokenizer = _read_tokenizer(folder, config.vocab_size)
+        kind = HuggingFaceTokenizer.load if HuggingFaceTokenizer.holds(folder) else NoTokenizer
+        tokenizer = kind(folder, config.vocab_size)
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
     ends = end_ids(folder, fields, generation.get("eos_token_id"), config.vocab_size)
     return LanguageModel(folder.name, config, weights, tokenizer, *ends)
-
-
-def _read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
-    if HuggingFaceTokenizer.holds(folder):
-        return HuggingFaceTokenizer.load(folder, vocab_size)
-    return NoTokenizer(folder, vocab_size)
 
 
 def end_ids(

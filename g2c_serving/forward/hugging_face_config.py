@@ -48,22 +48,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # what a field is that config.json leav
     "qwen2": SHARED | {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
 }
 FLAGS = "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"
-ROTARY_NUMBERS = {  # theirs -> ours
-    "linear": {"factor": "factor"},
-    "llama3": {
-        "factor": "factor",
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
-    },
-    "yarn": {
-        "factor": "factor",
-        "beta_fast": "beta_fast",
-        "beta_slow": "beta_slow",
-        "attention_factor": "attention_factor",
-        "truncate": "truncate",
-    },
+NEEDED = {  # fields of Rotary, under the same names in rope_parameters
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
 }
-NEEDED = {"linear": ("factor",), "llama3": tuple(ROTARY_NUMBERS["llama3"]), "yarn": ("factor",)}
+OPTIONAL = {"yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate")}
 
 
 def model_config(path: Path, fields: Fields) -> ModelConfig:
@@ -197,11 +187,12 @@ def _rotary(fields: Fields, context: int) -> Rotary:
             f"it has rope_type={kind!r}, expected one of {[*SCALINGS, 'dynamic']}: positions would "
             "mean something else; serve it with transformers or vLLM"
         )
-    for name in NEEDED.get(kind, ()):
+    needed = NEEDED.get(kind, ())
+    for name in needed:
         if found.get(name) is None:
             raise ValueError(f"its rope_type={kind!r} has no {name}; copy config.json again")
-    numbers = ROTARY_NUMBERS.get(kind, {})
-    said = {ours: found[name] for name, ours in numbers.items() if found.get(name) is not None}
+    names = (*needed, *OPTIONAL.get(kind, ()))
+    said = {name: found[name] for name in names if found.get(name) is not None}
     if kind in ("llama3", "yarn"):
         name = "original_max_position_embeddings"  # beside them it goes first, as in transformers
         said["original_max_seq_len"] = _optional(fields, name, _optional(found, name, context))

@@ -74,7 +74,7 @@ def find_weights(
     """
     kind, stored = fields["model_type"], find_tensors(folder) if stored is None else stored
     _check_types(stored)
-    wanted = list(_gpt2(config) if kind == "gpt2" else _llama(config, kind, fields))
+    wanted = list(gpt2_tensors(config) if kind == "gpt2" else _llama_tensors(config, kind, fields))
     whole = any(name.startswith(INNER[kind]) for name in stored)  # not saved without its head
     if whole:
         wanted = [replace(w, theirs=INNER[kind] + w.theirs) for w in wanted]
@@ -128,7 +128,8 @@ def _check(folder: Path, wanted: Wanted, stored: Mapping[str, Stored]) -> None:
         )
 
 
-def _gpt2(config: ModelConfig) -> Iterator[Wanted]:
+def gpt2_tensors(config: ModelConfig) -> Iterator[Wanted]:
+    """What a GPT-2 of these sizes has, under the names of one saved without its head."""
     dim, hidden = config.embedding_dim, config.hidden_dim
     yield Wanted("token_embed.weight", "wte.weight", (config.vocab_size, dim))
     yield Wanted("pos_embed.weight", "wpe.weight", (config.max_seq_len, dim))
@@ -155,7 +156,7 @@ def _layer_norm(ours: str, theirs: str, dim: int) -> Iterator[Wanted]:
     yield Wanted(f"{ours}.beta", f"{theirs}.bias", (dim,))
 
 
-def _llama(config: ModelConfig, kind: str, fields: Mapping[str, Any]) -> Iterator[Wanted]:
+def _llama_tensors(config: ModelConfig, kind: str, fields: Mapping[str, Any]) -> Iterator[Wanted]:
     dim, hidden, queries = config.embedding_dim, config.hidden_dim, config.attention_dim
     pairs = config.num_kv_heads * config.head_dim
     in_attention, in_mlp = (

@@ -122,10 +122,10 @@ class KVCache:
         return torch.stack(pages, 1).cpu()
 
     def import_slots(self, slots: torch.Tensor, layers: Sequence[int], pages: torch.Tensor) -> None:
-        """Write what `export_slots` gave, to other slots perhaps."""
+        """Write what `export_slots` gave, as it is, to other slots perhaps."""
         pages = pages.to(self.keys.device)
         for k, layer in enumerate(layers):
-            self.write(layer, slots, pages[:, 0, k], pages[:, 1, k])
+            KVCache.write(self, layer, slots, pages[:, 0, k], pages[:, 1, k])
 
     def export_blocks(self, blocks: Sequence[int], layers: Sequence[int]) -> list[bytes]:
         """The bytes of each of `blocks` in `layers`."""

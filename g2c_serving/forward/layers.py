@@ -1,4 +1,4 @@
-"""The layers of the decoder: attention and feed-forward, each behind a norm, in a block.
+"""The layers of the decoder: norms, attention and feed-forward, and the block made of them.
 
 A block is cut at its attention: what comes before and after treats each row by itself, and
 `numerics.py` says how both are computed. Brief, section 1.
@@ -7,18 +7,38 @@ A block is cut at its attention: what comes before and after treats each row by 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.linear import Linear
 from g2c_serving.forward.model_config import ModelConfig
-from g2c_serving.forward.norms import LayerNorm, Norm, RMSNorm
 from g2c_serving.forward.numerics import Numerics, RowFunction
 from g2c_serving.forward.placed_weights import PlacedWeights
 from g2c_serving.forward.rotary import Turn
 
 
-def norm_of(weights: PlacedWeights, name: str, config: ModelConfig) -> Norm:
+class LayerNorm:
+    """Over the last dimension of x (N, D); gamma and beta (D,). The course's models, GPT-2."""
+
+    def __init__(self, gamma: torch.Tensor, beta: torch.Tensor, eps: float) -> None:
+        self.gamma, self.beta, self.eps = gamma, beta, eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, self.gamma.shape, self.gamma, self.beta, self.eps)
+
+
+class RMSNorm:
+    """x / sqrt(mean(x^2) + eps) * gamma: layer norm without the mean. Llama and its kin."""
+
+    def __init__(self, gamma: torch.Tensor, eps: float) -> None:
+        self.gamma, self.eps = gamma, eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, self.gamma.shape, self.gamma, self.eps)
+
+
+def norm_of(weights: PlacedWeights, name: str, config: ModelConfig) -> LayerNorm | RMSNorm:
     gamma = weights.tensor(f"{name}.gamma")
     if config.norm == "rms":
         return RMSNorm(gamma, config.norm_eps)

@@ -19,9 +19,7 @@ import torch.nn.functional as F
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the types that can be packed
 PACKED_ROWS = 64  # the number of rows for which oneDNN is asked to lay the weight out
-ONE_ROW_BYTES = (
-    4 << 20
-)  # up to this size one row alone is faster unpacked (a matrix-vector product)
+ONE_ROW_BYTES = 4 << 20  # up to this size one row alone is faster unpacked
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 # Each as torch computes it, and under its two names in oneDNN, which applies it within the kernel.

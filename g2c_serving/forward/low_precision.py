@@ -12,11 +12,11 @@ KV cache alone; it has neither indexer nor experts.
 Encoding rounds to nearest, ties to even, and saturates at 6: bit for bit what `ml_dtypes` makes of
 float4_e2m1fn, float8_e4m3fn and float8_e8m0fnu. (Its own cast to four bits is slower than this.)
 MXFP4's scale is the one of the Open Compute Project's specification, 2^(floor(log2(largest)) - 2):
-what lies between 6 and 8 times the scale is cut to 6. NVFP4 has one scale more, a float32 for the
-tensor, which brings the blocks' scales into E4M3's range: `tensor_scale`, 1 unless you give it, for
-a cache grows and does not know its largest number yet. What DeepInfer does there is not disclosed.
+what lies between 6 and 8 times the scale is cut to 6.
 
-Left out: arithmetic on the codes. Hardware multiplies them as they are; here they are decoded.
+Left out: arithmetic on the codes (hardware multiplies them as they are; here they are decoded), and
+NVFP4's second scale, a float32 for the tensor, which brings the blocks' scales into E4M3's range: a
+cache grows and does not know its largest number yet. What DeepInfer does there is not disclosed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-
-from g2c_serving.checks import as_number
 
 MAX_ELEMENT, MAX_E4M3 = 6.0, 448.0
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -80,7 +78,6 @@ class Packed:
     format: Format
     codes: torch.Tensor  # (..., n / 2) uint8, the first of two elements in the low bits
     scales: torch.Tensor  # (..., n / block) uint8
-    tensor_scale: float = 1.0
 
     @property
     def nbytes(self) -> int:
@@ -101,35 +98,29 @@ def element_codes(values: torch.Tensor) -> torch.Tensor:
     return codes | (torch.signbit(values).to(torch.uint8) << 3)
 
 
-def encode(values: torch.Tensor, format: Format, tensor_scale: float = 1.0) -> Packed:
+def encode(values: torch.Tensor, format: Format) -> Packed:
     """`values` (..., n), of one of `FLOATS`, in four bits. Blocks lie along the last dimension.
 
-    Raises TypeError for what is no such tensor; ValueError where n is no multiple of the block, for
-    infinite or missing values (four bits have neither), and for a tensor scale that is not above 0
-    or that float32 does not have.
+    Raises TypeError for what is no such tensor; ValueError where n is no multiple of the block, and
+    for values that float32 does not have, or that are infinite or missing (four bits have neither).
     """
-    if not 0 < as_number("tensor_scale", tensor_scale) <= torch.finfo(torch.float32).max:
-        raise ValueError(f"tensor_scale={tensor_scale} must be above 0, and a float32 can hold it")
     _require_floats(values)
-    if values.numel() and not all(end.isfinite() for end in values.aminmax()):
-        raise ValueError("values hold inf or nan, which four bits cannot: mask them first")
-    ends = [end.float() / tensor_scale for end in values.aminmax()] if values.numel() else []
-    if not all(end.isfinite() for end in ends):
+    if values.numel() and not all(end.float().isfinite() for end in values.aminmax()):
         raise ValueError(
-            f"values over tensor_scale={tensor_scale} are too large for float32: give a larger one"
+            "values hold inf, nan or what is too large for float32: mask or scale them first"
         )
-    return _encode(values, format, tensor_scale)
+    return _encode(values, format)
 
 
-def _encode(values: torch.Tensor, format: Format, tensor_scale: float = 1.0) -> Packed:
+def _encode(values: torch.Tensor, format: Format) -> Packed:
     """As `encode`, without a look at the values: that would make the host wait for a device."""
     _require_floats(values)
     blocks = _in_blocks(values, format)  # (M, block)
     some = blocks.split(PIECE // format.block)
-    pieces = [_encode_blocks(piece.float() / tensor_scale, format) for piece in some]
+    pieces = [_encode_blocks(piece.float(), format) for piece in some]
     codes, scales = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     *rows, last = values.shape
-    return Packed(format, codes.view(*rows, last // 2), scales.view(*rows, -1), tensor_scale)
+    return Packed(format, codes.view(*rows, last // 2), scales.view(*rows, -1))
 
 
 def _encode_blocks(blocks: torch.Tensor, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,22 +135,16 @@ def _encode_blocks(blocks: torch.Tensor, format: Format) -> tuple[torch.Tensor, 
 def decode(packed: Packed) -> torch.Tensor:
     """The numbers (..., n) that `packed` stands for, as float32."""
     pairs = _PAIRS.index_select(0, packed.codes.int().flatten())  # (m, 2)
-    scales = packed.format.scale_values(packed.scales) * packed.tensor_scale
+    scales = packed.format.scale_values(packed.scales)
     blocks = pairs.view(*scales.shape, packed.format.block) * scales[..., None]
     return blocks.flatten(-2)
 
 
-def rounded(values: torch.Tensor, format: Format, tensor_scale: float = 1.0) -> torch.Tensor:
+def rounded(values: torch.Tensor, format: Format) -> torch.Tensor:
     """`values` as they come back from four bits, in their own type.
 
     It does not look for inf or nan: a block that holds one comes back as nan, and logits tell."""
-    return decode(_encode(values, format, tensor_scale)).to(values.dtype)
-
-
-def tensor_scale_of(values: torch.Tensor) -> float:
-    """NVFP4's scale of a whole tensor: its largest block gets the largest E4M3 scale."""
-    scale = float(values.abs().amax()) / (MAX_ELEMENT * MAX_E4M3)
-    return max(scale, torch.finfo(torch.float32).tiny) if scale else 1.0  # float32 divides by it
+    return decode(_encode(values, format)).to(values.dtype)
 
 
 def _require_floats(values: torch.Tensor) -> None:

@@ -48,9 +48,3 @@ class LowPrecisionCache(KVCache):
     ) -> None:
         """As KVCache.write, rounded to the format."""
         super().write(layer, slots, rounded(keys, self.format), rounded(values, self.format))
-
-    def import_slots(self, slots: torch.Tensor, layers: Any, pages: torch.Tensor) -> None:
-        """Write what `export_slots` gave, as it is."""
-        pages = pages.to(self.keys.device)
-        for k, layer in enumerate(layers):
-            super().write(layer, slots, pages[:, 0, k], pages[:, 1, k])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -87,10 +87,6 @@ class _MoreReserved(Tokenizer):
 
     def __init__(self, tokenizer: Tokenizer, names: Sequence[str]) -> None:
         super().__init__(tokenizer.merges, list(tokenizer.reserved))
-        self._num_known = len(self._bytes)
         for name in names:
             self.reserved[name] = len(self._bytes)
             self._bytes.append(name.encode())
-
-    def visible_text(self, ids: Iterable[int], final: bool = True) -> str:
-        return super().visible_text([i for i in ids if i < self._num_known], final)

@@ -25,8 +25,8 @@ MOST_IDS = 2**24  # many times what any tokenizer has
 
 
 def byte_of_character() -> dict[str, int]:
-    """GPT-2's table: printable characters of Latin-1 stand for themselves, the other bytes are
-    numbered from U+0100 on."""
+    """GPT-2's table, from byte 0 to 255: printable characters of Latin-1 stand for themselves, the
+    other bytes are numbered from U+0100 on."""
     others = iter(range(256, 512))
     return {chr(b if b in PRINTABLE else next(others)): b for b in range(256)}
 

@@ -26,7 +26,6 @@ from g2c_serving.json_files import read_json
 from g2c_serving.process.bpe_spec import BpeSpec, from_vocab_files
 from g2c_serving.process.prompt import Prompt, Reserved
 from g2c_serving.process.tokenizer import Tokenizer
-from g2c_serving.process.utf8 import Utf8Stream
 
 REMEDY = "copy the tokenizer files of the model's folder again"
 
@@ -83,11 +82,6 @@ class HuggingFaceTokenizer(Tokenizer):
         text = super().decode(ids)
         return text[1:] if self.spec.strips_blank and text.startswith(" ") else text
 
-    def visible_text(self, ids: Iterable[int], final: bool = True) -> str:
-        reserved, stream = set(self.reserved.values()), Utf8Stream()
-        data = b"".join(self.token_bytes(i) for i in ids if i not in reserved)
-        return stream.feed(data, 0, final)
-
     def save(self, path: str | Path) -> None:
         raise TypeError(
             f"{path}: not written; copy the files of the folder that this was read from"
@@ -114,3 +108,21 @@ class HuggingFaceTokenizer(Tokenizer):
     @cached_property
     def _later(self) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(json.dumps(self.spec.ordinary(at_start=False)))
+
+
+class NoTokenizer(Tokenizer):
+    """For the model in `folder`, which came without one: it serves prompts of ids, and its outputs
+    have no text. Each of its `vocab_size` ids has no bytes; text is refused with the remedy."""
+
+    def __init__(self, folder: str | Path, vocab_size: int) -> None:
+        super().__init__((), ())
+        self._folder, self._bytes = folder, [b""] * vocab_size
+
+    def _encode_all(self, texts: Sequence[bytes]) -> list[list[int]]:
+        if not texts:
+            return []
+        raise ValueError(
+            f"{self._folder} has no tokenizer, so text cannot be encoded: pass a prompt of token "
+            "ids, or copy the model's tokenizer.json (or vocab.json and merges.txt) into it and "
+            "load it again"
+        )

@@ -116,8 +116,8 @@ class Tokenizer:
     def visible_text(self, ids: Iterable[int], final: bool = True) -> str:
         """What a user may see of `ids`: reserved tokens left out. Unless `final`, the bytes of a
         character that is not whole yet are held back."""
-        first_merge = 256 + len(self.reserved)
-        data = b"".join(self.token_bytes(i) for i in ids if not 256 <= i < first_merge)
+        reserved = set(self.reserved.values())
+        data = b"".join(self.token_bytes(i) for i in ids if i not in reserved)
         return codecs.getincrementaldecoder("utf-8")(errors="replace").decode(data, final)
 
     def token_bytes(self, token_id: int) -> bytes:

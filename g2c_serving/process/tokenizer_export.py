@@ -13,17 +13,10 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from g2c_serving.process.bpe_spec import byte_of_character
 from g2c_serving.process.tokenizer import Tokenizer
 
-END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
-
-
-def byte_characters() -> list[str]:
-    """The character that stands for each of the 256 bytes: printable ones of Latin-1 stand for
-    themselves, the others are numbered from U+0100 on."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(b if b in printable else next(others)) for b in range(256)]
+PAD = "<|pad|>"
 
 
 def to_hugging_face(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
@@ -33,7 +26,7 @@ def to_hugging_face(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
             f"the tokenizer is a {type(tokenizer).__name__}, not our own: export without it "
             "(--no-tokenizer), and copy the tokenizer files of the folder that it came from"
         )
-    characters = byte_characters()
+    characters = list(byte_of_character())
     names = [
         "".join(characters[b] for b in tokenizer.token_bytes(i))
         for i in range(tokenizer.vocab_size)

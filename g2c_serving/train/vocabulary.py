@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
+from g2c_serving.process.bpe_spec import byte_of_character
 from g2c_serving.process.tokenizer import RESERVED_TOKENS, Tokenizer
 from g2c_serving.train.corpus import documents
 from g2c_serving.train.words import EMOJI, FACTS, WORDS
@@ -51,15 +52,7 @@ def _texts(seed: int, num_documents: int) -> Iterator[str]:
 
 def _number(pairs: list[list[str]]) -> Iterator[tuple[int, int, int]]:
     """Pairs of token strings as merges of ids; the trainer writes a byte as one character."""
-    ids = {character: byte for byte, character in enumerate(_byte_characters())}
+    ids = byte_of_character()
     for new_id, (left, right) in enumerate(pairs, start=256 + len(RESERVED_TOKENS)):
         yield ids[left], ids[right], new_id
         ids[left + right] = new_id
-
-
-def _byte_characters() -> list[str]:
-    """The character that stands for each byte: itself where it can be printed, else one from 256
-    on, in order."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return [chr(b) if b in shown else chr(next(others)) for b in range(256)]
