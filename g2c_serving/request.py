@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from g2c_serving.checks import as_int, as_number
-from g2c_serving.process.streaming import OutputParser, as_stop
+from g2c_serving.checks import as_int, as_number, check_bool
+from g2c_serving.process.stop_strings import as_stop
+from g2c_serving.process.streaming import OutputParser
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.sample.grammar import Grammar, GrammarState
 from g2c_serving.sample.logprobs import TokenLogprobs
@@ -80,8 +81,7 @@ class SamplingParams:
             raise ValueError(f"temperature={self.temperature} must be 0 or more")
         if not 0 < checked["top_p"] <= 1:
             raise ValueError(f"top_p={self.top_p} must be in (0, 1]; 1 turns it off")
-        if not isinstance(self.ignore_eos, bool):
-            raise ValueError(f"ignore_eos={self.ignore_eos!r} must be True or False")
+        check_bool("ignore_eos", self.ignore_eos)
         if not isinstance(self.grammar, Grammar | None):
             raise ValueError(
                 f"grammar={self.grammar!r} must be a Grammar: Grammar.json_schema(...), "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from g2c_serving.sample.schema_check import check_ebnf, check_regex
+from g2c_serving.sample.ebnf_check import check_ebnf
+from g2c_serving.sample.regex_check import check_regex
 
 # ---- patterns ----
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2c_serving.cluster import prefill_queues, prefix_queues, routing
+from g2c_serving.cluster import prefill_queues, routing
 from g2c_serving.cluster.prefill_pool import PrefillPool, Prompt, sessions
 
 RUNS, PROMPTS, MEAN = 20, 40_000, 10_000  # microseconds of work
@@ -104,9 +104,9 @@ def test_as_on_the_virtual_clock(jobs, rule):
 def test_sessions_as_on_the_virtual_clock(to_prefix, shared, gap_us):
     """With machines that cannot keep up, that just can, and that are idle most of the time."""
     prompts = sessions(12, 5, 400, gap_us, more=700, seed=gap_us)
-    router = routing.to_prefix() if to_prefix else routing.least_work
+    router = routing.to_prefix if to_prefix else routing.least_work
     served = PrefillPool(4, router, worked, shared).serve(prompts)
-    found = prefix_queues.serve(prompts, 4, to_prefix, shared, worked)
+    found = prefill_queues.serve_sessions(prompts, 4, to_prefix, shared, worked)
     expected = [[one.machine, one.start, one.end, one.computed] for one in served]
     assert found.tolist() == expected
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g2c_serving.paths import DATA
+from g2c_serving.process.stop_strings import as_stop
 from g2c_serving.process.streaming import (
     CHANNELS,
     FINISH,
     OutputParser,
     ToolCall,
-    as_stop,
     initial_channel,
     open_bytes,
 )

@@ -33,7 +33,10 @@ def export(source: Engine, request_id: int, pages: bool = True) -> Handover:
     RuntimeError while steps are on their way: call `source.settle()` first, which gives their
     outputs. KeyError for a request that has ended.
     """
-    _require_settled(source)
+    if not source.is_settled:
+        raise RuntimeError(
+            "steps of the engine are on their way: call its settle() first, and take the outputs"
+        )
     return parcel(source, request_id, pages)
 
 
@@ -89,10 +92,3 @@ def move(
     moved = admit(target, export(source, request_id, pages), any_draws)
     source.let_go(request_id)
     return moved
-
-
-def _require_settled(engine: Engine) -> None:
-    if not engine.is_settled:
-        raise RuntimeError(
-            "steps of the engine are on their way: call its settle() first, and take the outputs"
-        )

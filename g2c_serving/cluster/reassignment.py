@@ -67,18 +67,17 @@ class Reassigned:
 
 
 def reassigning(
-    loads: np.ndarray, gpus: int, copies: int, every: int, recent: int = 1,
-    swaps: int | None = None,
-) -> Reassigned:  # fmt: skip
-    """Serve loads (T, E), with a new placement every `every` intervals, made from the mean of the
-    `recent` intervals before it: anew, or near the one before with so many `swaps`. The first
-    interval has only itself to go by."""
-    every, recent = as_int("every", every, 1), as_int("recent", recent, 1)
+    loads: np.ndarray, gpus: int, copies: int, every: int, swaps: int | None = None
+) -> Reassigned:
+    """Serve loads (T, E), with a new placement every `every` intervals, made from the interval
+    before it: anew, or near the placement before with so many `swaps`. The first interval has only
+    itself to go by."""
+    every = as_int("every", every, 1)
     placement = place(loads[0], gpus, copies)
     balances, moved = [], []
     for now, load in enumerate(loads):
         if now and now % every == 0:
-            before, seen = placement, loads[max(0, now - recent) : now].mean(0)
+            before, seen = placement, loads[now - 1]
             if swaps is None:
                 placement = place(seen, gpus, copies)
             else:

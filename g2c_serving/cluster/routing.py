@@ -85,9 +85,9 @@ def least_work(machines: Machines, request: Request) -> int:
     return int(machines.queued.argmin())
 
 
-def in_tiers(edges: Sequence[float], inside: Router = least_work) -> Router:
+def in_tiers(edges: Sequence[float]) -> Router:
     """Prompts up to edges[0] tokens go to the first machines, those up to edges[1] to the next, and
-    so on; len(edges) + 1 tiers of as many machines. `inside` chooses within a tier.
+    so on; len(edges) + 1 tiers of as many machines. Within a tier by least work.
 
     ValueError for edges that fall, and when called with machines that the tiers do not divide.
     """
@@ -100,7 +100,7 @@ def in_tiers(edges: Sequence[float], inside: Router = least_work) -> Router:
             raise ValueError(f"{len(machines)} machines in {tiers} tiers: give a multiple of them")
         size = len(machines) // tiers
         start = size * tier_of(request.length, edges)
-        return start + inside(machines.part(start, start + size), request)
+        return start + least_work(machines.part(start, start + size), request)
 
     return choose
 
@@ -120,13 +120,9 @@ def equal_work_edges(lengths: Sequence[int], work: Sequence[float], tiers: int =
     return np.asarray(lengths, float)[order][last].tolist()
 
 
-def to_prefix(otherwise: Router = least_work) -> Router:
-    """To the machine that holds the request's prefix; where none does, as `otherwise` says."""
-
-    def choose(machines: Machines, request: Request) -> int:
-        return otherwise(machines, request) if request.home is None else request.home
-
-    return choose
+def to_prefix(machines: Machines, request: Request) -> int:
+    """The machine that holds the request's prefix; where none does, that with the least work."""
+    return least_work(machines, request) if request.home is None else request.home
 
 
 # ---- decode ----

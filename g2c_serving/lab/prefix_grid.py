@@ -1,6 +1,6 @@
 """Sessions that return, with caches of the machines' own or one for all: all settings, eight seeds.
 
-Simulated by cluster/prefix_queues.py with the Brief's hit rule; 128 sessions go on at a time, and
+Simulated by cluster/prefill_queues.py with the Brief's hit rule; 128 sessions go on at a time, and
 prompts count once each of them is a whole one. Caches never get full here, and a session's next
 turn comes when it comes, whether the one before is answered or not.
 
@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 
-from g2c_serving.cluster import prefix_queues
+from g2c_serving.cluster.prefill_queues import serve_sessions
 from g2c_serving.cluster.prefill_pool import Prompt, sessions
 from g2c_serving.lab import simulated
 from g2c_serving.lab.prefill_work import COST, alone_ms
@@ -67,7 +67,7 @@ def measure(machines: int, load: int, turns: int, seed: int) -> np.ndarray:
     """Simulated now: (SETUPS, fields of Outcome)."""
     prompts, rows, skip = arrivals(machines, load, turns, seed), [], ACTIVE * turns
     for setup in SETUPS.values():
-        served = prefix_queues.serve(prompts, machines, *setup, COST.cost)
+        served = serve_sessions(prompts, machines, *setup, COST.cost)
         rows.append(summary(prompts[skip:], served[skip:], machines))
     return np.array(rows)
 

@@ -25,12 +25,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from g2c_serving.checks import as_int
-from g2c_serving.process.stop_strings import StopStrings, as_stop
+from g2c_serving.process.stop_strings import StopStrings
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.process.utf8 import Utf8Stream
-
-__all__ = ["ANSWER", "CHANNELS", "REASONING", "TOOL_CALL", "OutputParser", "Piece", "ToolCall",
-           "as_stop", "initial_channel", "open_bytes"]  # fmt: skip
 
 ANSWER, REASONING, TOOL_CALL = "answer", "reasoning", "tool_call"
 CHANNELS = (ANSWER, REASONING, TOOL_CALL)

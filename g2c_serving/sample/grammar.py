@@ -29,22 +29,19 @@ import torch
 
 from g2c_serving.checks import as_int
 from g2c_serving.forbid_sync import allow_sync
-from g2c_serving.sample.schema_check import check_ebnf, check_regex, check_schema
+from g2c_serving.sample.ebnf_check import check_ebnf
+from g2c_serving.sample.regex_check import check_regex
+from g2c_serving.sample.schema_check import check_schema
 
 MAX_TRIGGER = 64  # token ids
 MAX_TOKEN_MS = 50.0  # of the processor's time for a token or a mask, which take microseconds
 
 
-def _kept(check: Callable[[Any], object]) -> Callable[[Any], Any]:
-    def checked(source: Any) -> Any:
-        check(source)
-        return source
-
-    return checked
-
-
-# what is compiled, from what was handed in
-CHECKS = {"json_schema": check_schema, "regex": _kept(check_regex), "ebnf": _kept(check_ebnf)}
+CHECKS: dict[str, Callable[[Any], object]] = {
+    "json_schema": check_schema,
+    "regex": check_regex,
+    "ebnf": check_ebnf,
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,8 @@ class Grammar:
     def __post_init__(self) -> None:
         if self.kind not in CHECKS:
             raise ValueError(f"kind={self.kind!r} must be one of {', '.join(CHECKS)}")
-        source = CHECKS[self.kind](self.source)
+        checked = CHECKS[self.kind](self.source)
+        source = checked if self.kind == "json_schema" else self.source
         trigger, end = self.trigger_token_ids, self.end_token_id
         if isinstance(trigger, str | bytes) or not hasattr(trigger, "__iter__"):
             raise ValueError(f"trigger_token_ids={trigger!r:.500} must be a sequence of token ids")

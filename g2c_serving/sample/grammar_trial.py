@@ -19,9 +19,7 @@ TEXTS, TOKENS = 3, 48
 MAX_MS = 200.0  # of the thread's own time for one such text; an ordinary grammar takes 1 to 15
 
 
-def check_pace(
-    state: GrammarState, vocab_size: int, end: Sequence[int], max_ms: float = MAX_MS
-) -> None:
+def check_pace(state: GrammarState, vocab_size: int, end: Sequence[int]) -> None:
     """Write `TEXTS` random texts of `TOKENS` tokens from `state`, which stays where it is, without
     their end where they may go on. ValueError if one takes too long, or comes to where no token may
     follow. `end` are the ids that end the grammar."""
@@ -45,9 +43,9 @@ def check_pace(
                 break
             one.advance(int(rng.choice(goes_on)))
             took = 1e3 * (time.thread_time() - began)
-            if took > max_ms:
+            if took > MAX_MS:
                 raise ValueError(
                     f"can be read in too many ways: {token + 1} tokens of a random text took "
-                    f"{took:.0f} ms, {max_ms:g} on this machine is the limit; take "
+                    f"{took:.0f} ms, {MAX_MS:g} on this machine is the limit; take "
                     "repetition inside repetition out"
                 )

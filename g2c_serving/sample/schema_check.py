@@ -18,13 +18,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from g2c_serving.sample.ebnf_check import check_ebnf
-from g2c_serving.sample.regex_check import check_regex
 from g2c_serving.sample.schema_ends import check_ends, check_ways
 from g2c_serving.sample.schema_forms import Checker
 from g2c_serving.sample.schema_keywords import DEFINITIONS
-
-__all__ = ["check_ebnf", "check_regex", "check_schema"]
 
 MAX_SCHEMA_CHARS = 200_000  # 300 fields with a paragraph each
 MAX_DEPTH = 64  # brackets of the schema's text inside each other: 32 objects
