@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
 
-from g2c_serving.lab import exercises
+from g2c_serving.lab import exercises, grading
 from g2c_serving.lab.exercises import EXERCISES, check, exercise
 from g2c_serving.lab.grading import Exercise, Unreadable, grade, read_number
 
@@ -103,7 +104,7 @@ def test_a_name_can_be_registered_only_once():
 @pytest.mark.parametrize(
     "answer",
     [13.2, "13.2", "13.2 ms", "13.2ms", "about 13.2 ms", "0.0132 s", "13,200 us", "1.32e1 ms",
-     np.float32(13.2), np.array(13.2), "13.2 Milliseconds"],
+     np.float32(13.2), np.array(13.2), "13.2 Milliseconds", [13.2], (13.2,), np.array([13.2])],
 )  # fmt: skip
 def test_right_in_any_writing(answer):
     assert grade(STEP, answer).right is True
@@ -215,6 +216,22 @@ def test_functions():
     assert "raises ZeroDivisionError" in grade(FUNCTION, lambda q, c: q / 0).text
     assert "finish the function" in grade(FUNCTION, lambda q, c: ...).text
     assert "without calling it" in grade(FUNCTION, 6).text
+
+
+def test_a_function_that_never_ends_or_leaves_python_is_told_so(monkeypatch):
+    def endless(tokens, block_size):
+        while True:
+            pass
+
+    monkeypatch.setattr(grading, "LIMIT_S", 0.2)
+    assert "endless(300, 128) does not end" in check("02.blocks_for", endless).text
+    assert "raises SystemExit" in check("02.blocks_for", lambda tokens, size: sys.exit()).text
+
+
+def test_a_count_that_is_not_whole_is_told_so():
+    assert "2.34375 is no whole number of blocks" in check("02.blocks_for", lambda t, b: t / b).text
+    assert "69.04 is no whole number of tokens" in check("01.largest_chunk", 69.04).text
+    assert "whole" not in check("01.step_time", 15.5).text
 
 
 def test_a_function_may_return_a_list_and_is_called_by_its_name():

@@ -31,7 +31,7 @@ def read_number(answer: Any, unit: str) -> float:
     if isinstance(answer, str):
         return read_text(answer, unit)
     try:
-        value = float(answer)
+        value = float(one_of(answer))
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise Unreadable(
             f"Answer with one number{in_unit(unit)}; this is {reprlib.repr(answer)}."
@@ -39,6 +39,13 @@ def read_number(answer: Any, unit: str) -> float:
     if not math.isfinite(value):
         raise Unreadable(f"{value} is no finite number. Is something divided by zero?")
     return value
+
+
+def one_of(answer: Any) -> Any:
+    """The entry of a list, a tuple or an array that has one; anything else as it is."""
+    if isinstance(answer, list | tuple) and len(answer) == 1:
+        return answer[0]
+    return answer.item() if getattr(answer, "shape", None) == (1,) else answer
 
 
 def read_text(answer: str, unit: str) -> float:

@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from g2c_serving.lab.answers import Unreadable, normal, read_number, show
+from g2c_serving.lab.answers import Unreadable, in_unit, normal, read_number, show
+from g2c_serving.lab.museum_limits import LimitReached, limited
 
 MISSES_BEFORE_SOLUTION = 3
+LIMIT_S, LIMIT_MB = 10.0, 4000.0  # of one call of a learner's function
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,8 @@ def number_problem(exercise: Exercise, got: float, right: float) -> str | None:
             return f"{got:,.9g} has the right digits. {look}"
     if is_close(exercise, -got, right) and right != -1:  # which may stand for "none"
         return f"{got:,.9g} has the right digits. Look at the sign."
+    if exercise.unit and exercise.rel == 0 and right.is_integer() and not got.is_integer():
+        return f"{got:,.9g} is no whole number{in_unit(exercise.unit).replace(' in', ' of')}."
     side = "small" if got < right else "large"
     far = "" if right and 0.5 < got / right < 2 else "much "
     return f"{got:,.9g} is {far}too {side}."
@@ -193,8 +197,10 @@ def function_problem(exercise: Exercise, answer: Any, reference: Callable) -> st
     for case in exercise.cases:
         shown = f"{called}({', '.join(map(repr, case))})"
         try:
-            got = answer(*copy.deepcopy(case))
-        except Exception as error:  # the learner's own code: say what it raised, and where
+            got = _called(answer, case)
+        except LimitReached as reason:
+            return f"{shown} does not end: {reason}."
+        except (Exception, SystemExit) as error:  # the learner's code: say what it raised, where
             return f"{shown} raises {type(error).__name__}: {error}."
         if got is None or got is Ellipsis:
             raise Unreadable(
@@ -205,15 +211,20 @@ def function_problem(exercise: Exercise, answer: Any, reference: Callable) -> st
     return None
 
 
+def _called(answer: Callable, case: tuple) -> Any:
+    """What the function gives, within bounds: a loop that never ends is ended."""
+    return limited(lambda: answer(*copy.deepcopy(case)), LIMIT_S, LIMIT_MB)
+
+
 def slip(exercise: Exercise, answer: Callable) -> str:
     """The words for the typical mistake that gives what `answer` gives in every case, or ""."""
     for mistake, words in exercise.slips:
         try:
             if not any(
-                value_problem(exercise, answer(*copy.deepcopy(case)), mistake(*case))
+                value_problem(exercise, _called(answer, case), mistake(*case))
                 for case in exercise.cases
             ):
                 return words
-        except Exception:  # it raises in some case, or gives no readable value
+        except (Exception, SystemExit):  # it raises in some case, or gives no readable value
             continue
     return ""
