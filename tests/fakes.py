@@ -19,7 +19,7 @@ import g2c_serving as g
 from g2c_serving import parts
 from g2c_serving.forbid_sync import allow_sync
 from g2c_serving.forward.batch import ForwardBatch
-from g2c_serving.forward.model import ModelConfig
+from g2c_serving.forward.model_config import ModelConfig
 
 VOCAB_SIZE = 266
 UNWRITTEN = -1

@@ -10,7 +10,7 @@ import torch
 
 import g2c_serving as g
 from g2c_serving.forward.language_model import param_shapes
-from g2c_serving.forward.model import ModelConfig
+from g2c_serving.forward.model_config import ModelConfig
 from g2c_serving.forward.rotary import Rotary
 
 

@@ -13,7 +13,7 @@ from small_models import random_ids, random_lm
 import g2c_serving as g
 from g2c_serving.backend import Backend, InferenceResult
 from g2c_serving.lab.promoting import promote
-from g2c_serving.process.tokenizer import Reserved
+from g2c_serving.process.prompt import Reserved
 
 FIELDS = [  # of the parent course's Module 16
     "prompt", "completion", "prompt_tokens", "completion_tokens", "latency_ms", "backend",

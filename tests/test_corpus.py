@@ -12,7 +12,8 @@ import re
 
 import pytest
 
-from g2c_serving.process.tokenizer import RESERVED_TOKENS, Reserved, Tokenizer
+from g2c_serving.process.prompt import Reserved
+from g2c_serving.process.tokenizer import RESERVED_TOKENS, Tokenizer
 from g2c_serving.train import corpus, grammar, words
 from g2c_serving.train.train_command import TOKENIZER
 

@@ -12,8 +12,8 @@ from g2c_serving.lab import exercises, grading
 from g2c_serving.lab import slips_tokens as slips
 from g2c_serving.lab.exercises import EXERCISES, check
 from g2c_serving.lab.grading import Exercise, grade
+from g2c_serving.process.prompt import Reserved
 from g2c_serving.process.streaming import OutputParser
-from g2c_serving.process.tokenizer import Reserved
 
 PAGE = [name for name, asked in EXERCISES.items() if name.startswith("05.") and asked.slips]
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import g2c_serving as g
 from g2c_serving.forbid_sync import ForbiddenSync, allow_sync, forbid_sync
-from g2c_serving.forward.model import Block
+from g2c_serving.forward.layers import Block
 
 X = torch.arange(6.0).view(2, 3)
 MASK = X > 2

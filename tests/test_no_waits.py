@@ -14,7 +14,7 @@ from grammars import END, calm
 from small_models import random_llama, random_lm
 
 import g2c_serving as g
-from g2c_serving.forward.model import Block
+from g2c_serving.forward.layers import Block
 from g2c_serving.on_device import on_device
 from g2c_serving.sample import sampler
 from g2c_serving.sample.ledger import Ledger

@@ -11,7 +11,8 @@ from test_model import PREFILL_THEN_DECODE, through_pages
 
 import g2c_serving as g
 from g2c_serving.cluster.handover import admit, export
-from g2c_serving.forward.model import ModelConfig, Transformer
+from g2c_serving.forward.model import Transformer
+from g2c_serving.forward.model_config import ModelConfig
 from g2c_serving.forward.rotary import Rotary
 from g2c_serving.lab.dense import DenseModel
 from g2c_serving.lab.one_user import OneUserModel

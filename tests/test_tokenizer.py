@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2c_serving.paths import DATA
+from g2c_serving.process.prompt import Reserved, Text
 from g2c_serving.process.tokenizer import (
     COURSE_SPECIAL_TOKENS,
     RESERVED_TOKENS,
-    Reserved,
-    Text,
     Tokenizer,
 )
 

@@ -18,7 +18,8 @@ import g2c_serving as g
 from g2c_serving.forward import attention, kv_cache
 from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.forward.model import ModelConfig, Transformer
+from g2c_serving.forward.model import Transformer
+from g2c_serving.forward.model_config import ModelConfig
 from g2c_serving.lab.gpt2 import to_gpt2
 from g2c_serving.lab.one_user import OneUserModel
 from g2c_serving.paths import DATA

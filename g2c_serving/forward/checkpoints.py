@@ -15,8 +15,6 @@ from g2c_serving.forward import course_artifacts, hugging_face, live_models
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.paths import DATA
 
-__all__ = ["LanguageModel", "load"]
-
 DESCRIBE = "config.json", "manifest.json"
 EXPECTED = (
     "expected a folder with config.json, manifest.json and model.pt, as the course saves it, or "

@@ -30,7 +30,7 @@ from g2c_serving.forward.language_model import (
     end_of_text,
     param_shapes,
 )
-from g2c_serving.forward.model import ModelConfig
+from g2c_serving.forward.model_config import ModelConfig
 from g2c_serving.paths import DATA
 from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer
 from g2c_serving.process.tokenizer import Tokenizer

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from g2c_serving.forward.linear import Linear
-from g2c_serving.forward.model import ModelConfig, Transformer, Weights
+from g2c_serving.forward.model import Transformer
+from g2c_serving.forward.model_config import ModelConfig
+from g2c_serving.forward.placed_weights import Weights
 
 
 class DraftModel(Transformer):

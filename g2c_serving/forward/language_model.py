@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from g2c_serving.forward.model import ModelConfig, Transformer
+from g2c_serving.forward.model import Transformer
+from g2c_serving.forward.model_config import ModelConfig
 from g2c_serving.process.tokenizer import Tokenizer
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

@@ -23,7 +23,7 @@ from g2c_serving.forward.hugging_face import end_ids
 from g2c_serving.forward.hugging_face_config import completed, model_config
 from g2c_serving.forward.hugging_face_weights import find_weights
 from g2c_serving.forward.language_model import LanguageModel, checked, end_of_text, param_shapes
-from g2c_serving.forward.model import ModelConfig
+from g2c_serving.forward.model_config import ModelConfig
 from g2c_serving.process.hf_tokenizer import HuggingFaceTokenizer, NoTokenizer
 from g2c_serving.process.tokenizer import Tokenizer
 

@@ -28,8 +28,6 @@ from g2c_serving.forward.numerics import Numerics, RowFunction
 from g2c_serving.forward.placed_weights import Weights, place
 from g2c_serving.forward.rotary import RotaryTable
 
-__all__ = ["Block", "ModelConfig", "Transformer", "Weights"]
-
 
 class Transformer:
     """The decoder, ready to run at one `dtype` on one `device`.

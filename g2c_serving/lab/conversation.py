@@ -18,7 +18,7 @@ from g2c_serving.lab import plots
 from g2c_serving.lab.own_model import share
 from g2c_serving.lab.plots import Picture, fill, line, source_note
 from g2c_serving.lab.table import Table
-from g2c_serving.process.tokenizer import Part, Reserved
+from g2c_serving.process.prompt import Part, Reserved
 from g2c_serving.request import SamplingParams
 from g2c_serving.train.words import PREAMBLES
 

@@ -28,7 +28,7 @@ from typing import Any
 from g2c_serving.forward.language_model import LanguageModel, eos_ids
 from g2c_serving.lab.conversation import QUESTIONS
 from g2c_serving.lab.table import Table
-from g2c_serving.process.tokenizer import Reserved
+from g2c_serving.process.prompt import Reserved
 from g2c_serving.request import SamplingParams
 from g2c_serving.sample.grammar import Grammar
 from g2c_serving.train.corpus import story, tool_prompt

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from g2c_serving.lab import eleventh
 from g2c_serving.lab import slips_tokens as slips
 from g2c_serving.lab.exercises import exercise
+from g2c_serving.process.prompt import Reserved
 from g2c_serving.process.stop_strings import StopStrings
-from g2c_serving.process.tokenizer import Reserved
 from g2c_serving.process.utf8 import Utf8Stream
 
 # ---- 05.inert ----

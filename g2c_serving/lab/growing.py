@@ -21,7 +21,7 @@ from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.forward.model import ModelConfig
+from g2c_serving.forward.model_config import ModelConfig
 from g2c_serving.lab import plots
 from g2c_serving.lab.own_model import roomy
 from g2c_serving.lab.plots import Picture, fill

@@ -11,7 +11,7 @@ import random
 import torch
 
 from g2c_serving.forward.language_model import LanguageModel, param_shapes
-from g2c_serving.forward.model import ModelConfig
+from g2c_serving.forward.model_config import ModelConfig
 from g2c_serving.process.tokenizer import RESERVED_TOKENS, Tokenizer
 
 LETTERS = b"etaoinshrdlu .,0123456789"  # what its tokens of several bytes are made of

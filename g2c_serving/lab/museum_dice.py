@@ -19,7 +19,7 @@ import torch
 
 import g2c_serving as g
 from g2c_serving.forward.language_model import param_shapes
-from g2c_serving.forward.model import ModelConfig
+from g2c_serving.forward.model_config import ModelConfig
 from g2c_serving.lab.museum_model import MOST_STEPS
 
 VOCAB_SIZE = 266  # bytes and reserved tokens

@@ -17,7 +17,7 @@ import torch
 import g2c_serving as g
 from g2c_serving.forbid_sync import allow_sync
 from g2c_serving.forward.batch import ForwardBatch
-from g2c_serving.forward.model import ModelConfig
+from g2c_serving.forward.model_config import ModelConfig
 
 ORDER = 3  # tokens that it goes by
 VOCAB_SIZE = 266  # bytes and reserved tokens

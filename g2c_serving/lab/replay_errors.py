@@ -24,7 +24,8 @@ from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.checkpoints import load
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.low_precision import Format
-from g2c_serving.forward.model import ModelConfig, Transformer
+from g2c_serving.forward.model import Transformer
+from g2c_serving.forward.model_config import ModelConfig
 from g2c_serving.lab.held_out import held_out_rows
 
 MODEL = "tiny-window"

@@ -11,7 +11,8 @@ from functools import cache
 from itertools import groupby
 
 from g2c_serving.paths import DATA
-from g2c_serving.process.tokenizer import Reserved, Tokenizer
+from g2c_serving.process.prompt import Reserved
+from g2c_serving.process.tokenizer import Tokenizer
 
 
 @cache

@@ -27,9 +27,7 @@ from pathlib import Path
 import tokenizers
 
 from g2c_serving.process import bpe_file
-from g2c_serving.process.prompt import Encoded, Part, Prompt, Reserved, Span, Text
-
-__all__ = ["COURSE_SPECIAL_TOKENS", "RESERVED_TOKENS", "Part", "Reserved", "Text", "Tokenizer"]
+from g2c_serving.process.prompt import Encoded, Part, Prompt, Reserved, Span
 
 COURSE_SPECIAL_TOKENS = (
     "<|endoftext|>",

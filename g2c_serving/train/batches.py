@@ -14,7 +14,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from g2c_serving.process.tokenizer import Part, Reserved, Tokenizer
+from g2c_serving.process.prompt import Part, Reserved
+from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.train.corpus import document
 
 

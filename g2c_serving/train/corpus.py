@@ -15,7 +15,7 @@ import string
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from g2c_serving.process.tokenizer import Part, Reserved
+from g2c_serving.process.prompt import Part, Reserved
 from g2c_serving.train.grammar import draw_facts, fill, tell
 from g2c_serving.train.words import CITIES, EMOJI, PREAMBLES, SKIES, SONGS, WORDS
 
