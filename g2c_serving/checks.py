@@ -24,3 +24,9 @@ def as_number(name: str, value: object) -> float:
     except OverflowError:  # an int beyond the floats
         pass
     raise ValueError(f"{name}={value!r:.500} must be a finite number")
+
+
+def check_bool(name: str, value: object) -> None:
+    """ValueError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r:.500} must be True or False")

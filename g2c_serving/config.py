@@ -9,14 +9,12 @@ from typing import Any
 
 import torch
 
-from g2c_serving.checks import as_int, as_number
+from g2c_serving.checks import as_int, as_number, check_bool
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.low_precision_cache import CACHE_FORMATS
 from g2c_serving.schedule.cost_model import CostModel
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-
-
 ALWAYS_FORBID_SYNC = "G2C_FORBID_SYNC" in os.environ
 MAX_DRAFTS = 16  # a step's rows grow by as many for each request
 
@@ -63,8 +61,7 @@ class Speculation:
         if guard < 0:
             raise ValueError(f"guard={self.guard} must be 0 (exact) or more")
         object.__setattr__(self, "guard", guard)
-        if not isinstance(self.recalibrate, bool):
-            raise ValueError(f"recalibrate={self.recalibrate!r} must be True or False")
+        check_bool("recalibrate", self.recalibrate)
 
 
 @dataclass(frozen=True)
@@ -116,23 +113,18 @@ class EngineConfig:
             choices = ["auto", *CACHE_FORMATS]
             raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r} must be one of {choices}")
         _require_device(self.device)
-        if not isinstance(self.forbid_sync, bool):
-            raise ValueError(f"forbid_sync={self.forbid_sync!r} must be True or False")
+        for name in ("enable_prefix_caching", "batch_invariant", "forbid_sync"):
+            check_bool(name, getattr(self, name))
         self._check_cache()
-        self._check_invariance()
         self._check_speculation()
-        if self.cost_model is not None and not isinstance(self.cost_model, CostModel):
-            raise ValueError(f"cost_model={self.cost_model!r} must be a CostModel, or None")
-        if self.step_time_budget_ms is not None:
-            budget = as_number("step_time_budget_ms", self.step_time_budget_ms)
-            object.__setattr__(self, "step_time_budget_ms", budget)
-            self._check_budget(budget)
+        self._check_budget()
+        if self.batch_invariant and self.device != "cpu":
+            raise ValueError(
+                f"batch_invariant=True needs device='cpu', not {self.device!r}: the order of sums "
+                "is fixed for the processor's kernels alone"
+            )
 
     def _check_cache(self) -> None:
-        if not isinstance(self.enable_prefix_caching, bool):
-            raise ValueError(
-                f"enable_prefix_caching={self.enable_prefix_caching!r} must be True or False"
-            )
         object.__setattr__(self, "cache_bytes", as_int("cache_bytes", self.cache_bytes, 0))
         if self.cache_dir is None:
             return
@@ -143,15 +135,6 @@ class EngineConfig:
             raise ValueError(
                 f"cache_dir={str(self.cache_dir)!r} needs enable_prefix_caching=True: the disk "
                 "keeps what the prefix cache finds"
-            )
-
-    def _check_invariance(self) -> None:
-        if not isinstance(self.batch_invariant, bool):
-            raise ValueError(f"batch_invariant={self.batch_invariant!r} must be True or False")
-        if self.batch_invariant and self.device != "cpu":
-            raise ValueError(
-                f"batch_invariant=True needs device='cpu', not {self.device!r}: the order of sums "
-                "is fixed for the processor's kernels alone"
             )
 
     def _check_speculation(self) -> None:
@@ -169,13 +152,19 @@ class EngineConfig:
                 f"one request with its {rows - 1} drafts takes that many rows"
             )
 
-    def _check_budget(self, budget: float) -> None:
+    def _check_budget(self) -> None:
+        if not isinstance(self.cost_model, CostModel | None):
+            raise ValueError(f"cost_model={self.cost_model!r} must be a CostModel, or None")
+        if self.step_time_budget_ms is None:
+            return
+        budget = as_number("step_time_budget_ms", self.step_time_budget_ms)
+        object.__setattr__(self, "step_time_budget_ms", budget)
         if budget <= 0:
-            raise ValueError(f"step_time_budget_ms={self.step_time_budget_ms} must be above 0")
+            raise ValueError(f"step_time_budget_ms={budget} must be above 0")
         if self.cost_model is None:
             raise ValueError(
-                f"step_time_budget_ms={self.step_time_budget_ms} needs a cost_model: "
-                "fit one from an engine's history, CostModel.fit(...)"
+                f"step_time_budget_ms={budget} needs a cost_model: fit one from an engine's "
+                "history, CostModel.fit(...)"
             )
 
 
