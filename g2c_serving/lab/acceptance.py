@@ -18,6 +18,7 @@ from g2c_serving.lab.panel import Panel, slider
 from g2c_serving.lab.plots import BLACK, line, source_note
 from g2c_serving.lab.published import value
 from g2c_serving.lab.table import Table
+from g2c_serving.lab.words import many
 
 SHARES = np.linspace(0, 1, 101)
 
@@ -91,7 +92,7 @@ def _update(art: dict[str, Any], percent: int, drafts: int) -> str:
     art["axes"].set_ylim(0.9, 1.05 * (1 + drafts))
     less = 1 - now["chain"] / now["share"]
     return (
-        f"{drafts} draft{'s' * (drafts > 1)}, {percent}%: if a is the share of drafts that stand, "
+        f"{many(drafts, 'draft')}, {percent}%: if a is the share of drafts that stand, "
         f"a pass gives {now['share']:.2f} tokens; if it is each draft's chance given the one "
         f"before, {now['chain']:.2f}, which is {less:.0%} less."
     )

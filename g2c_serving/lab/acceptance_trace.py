@@ -23,6 +23,7 @@ from g2c_serving.lab.acceptance import as_a_chain, as_a_share
 from g2c_serving.lab.panel import Panel, choice, slider
 from g2c_serving.lab.plots import BLACK, GREY, line, source_note
 from g2c_serving.lab.table import Table
+from g2c_serving.lab.words import many
 
 LOWEST = 40  # % at the left end of the picture
 MOST = 8  # drafts
@@ -186,7 +187,7 @@ def _counted(one: Trace, drafted: int) -> str:
             f"Of the {drafted} drafts only the {taken} taken: {one.tokens:.2f} tokens a pass, had "
             "no more been drafted."
         )
-    head = f"{one.drafts} draft{'s' * (one.drafts > 1)}, {one.stood[0]:,} passes: "
+    head = f"{many(one.drafts, 'draft')}, {one.stood[0]:,} passes: "
     if one.got is None:
         return f"{head}{one.tokens:.2f} tokens a pass."
     return (

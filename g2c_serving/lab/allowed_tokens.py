@@ -21,7 +21,8 @@ from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.panel import Panel, choice, slider
 from g2c_serving.lab.plots import BLACK, GREY, Blocks, line, source_note
 from g2c_serving.lab.scoring import logits_of
-from g2c_serving.process.tokenizer import Reserved
+from g2c_serving.lab.words import visible
+from g2c_serving.process.prompt import Reserved
 from g2c_serving.request import SamplingParams
 from g2c_serving.sample.grammar import Grammar, as_mask, bitmask
 
@@ -169,6 +170,5 @@ def _percent(share: float) -> str:
     return "less than 0.1%" if share < 0.001 else f"{share:.1%}"
 
 
-def _short(lm: LanguageModel, token: int, most: int = 13) -> str:
-    text = repr(lm.tokenizer.decode([token]))[1:-1].replace(" ", "\u00b7")
-    return text if len(text) <= most else text[: most - 1] + "\u2026"
+def _short(lm: LanguageModel, token: int) -> str:
+    return visible(lm.tokenizer.decode([token]), 13)

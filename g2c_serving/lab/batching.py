@@ -20,6 +20,7 @@ from g2c_serving.lab import lanes, workload
 from g2c_serving.lab.panel import Panel, slider
 from g2c_serving.lab.plots import source_note
 from g2c_serving.lab.table import Table
+from g2c_serving.lab.words import many
 from g2c_serving.lab.workload import Run
 
 REQUESTS = 10
@@ -82,7 +83,7 @@ def _update(art: dict[str, Any], lm: LanguageModel, seats: int, gap: int, longes
     if art["axes"].get_xlim()[1] != limit:
         art["axes"].set_xlim(0, limit)
     return (
-        f"{seats} {'seat' if seats == 1 else 'seats'}: static batching takes "
+        f"{many(seats, 'seat')}: static batching takes "
         f"{static.spans[-1][1]:.0f} steps and the first token comes after {static.first_token:.0f} "
         f"on average; continuous batching takes {continuous.spans[-1][1]:.0f} and "
         f"{continuous.first_token:.0f}. {continuous.num_tokens} tokens in all, "

@@ -18,6 +18,7 @@ from g2c_serving.lab.panel import Control, Panel, choice, slider
 from g2c_serving.lab.plots import BLACK, PINK, line, source_note
 from g2c_serving.lab.speed_chart import READINGS, SHARE, Point
 from g2c_serving.lab.table import Table
+from g2c_serving.lab.words import many
 
 MOST_RUNS, MOST_POINTS = 3, 40
 MOST_TICKS = 5  # loads that are written below each third
@@ -50,7 +51,7 @@ def panel(points: Sequence[Point], label: str = "Derived") -> Panel:
 
 
 def _name(point: Point, with_run: bool) -> str:
-    load = f"{point.requests:,} request{'s' * (point.requests > 1)}"
+    load = many(point.requests, "request")
     return f"{point.run}, {load}" if with_run else load
 
 
@@ -168,7 +169,7 @@ def _update(
 def _said(points: list[Point], chosen: Point, acceptance: float, reading: str) -> str:
     speed = chosen.read_with(acceptance, reading)
     load, total = chosen.requests, speed * chosen.requests
-    requests = f"{load:,} request{'s' * (load > 1)}"
+    requests = many(load, "request")
     head = f"{chosen.run}, {requests}: "
     if chosen.steps_per_s is None:
         return (

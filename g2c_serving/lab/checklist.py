@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from g2c_serving.lab.published import LABELS, value
 from g2c_serving.lab.speed_chart import Point
 from g2c_serving.lab.table import Table
+from g2c_serving.lab.words import many
 
 TO_FILL = "..."
 
@@ -110,7 +111,7 @@ def _from(points: Sequence[Point]) -> dict[str, str]:
         "unit": _unit(sum(not p.is_assumed for p in points), len(points), taus),
         "configuration": f"verification {_words(p.verification for p in points)}",
         "source": _words(p.source for p in points),
-        "point": f"{_many(len(points), 'point')}, {_span(loads[0], loads[-1])}",
+        "point": f"{many(len(points), 'point')}, {_span(loads[0], loads[-1])}",
     }
     return found if taus else found | {"acceptance": "none is assumed"}
 
@@ -122,12 +123,8 @@ def _unit(counted: int, points: int, taus: Sequence[float]) -> str:
     return product if taus else "tokens, counted"
 
 
-def _many(count: int, word: str) -> str:
-    return f"{count:,} {word}{'s' * (count != 1)}"
-
-
 def _span(low: int, high: int) -> str:
-    return _many(high, "request") if low == high else f"{low:,} to {high:,} requests"
+    return many(high, "request") if low == high else f"{low:,} to {high:,} requests"
 
 
 def _words(words: Iterable[str]) -> str:

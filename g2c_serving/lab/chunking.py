@@ -21,6 +21,7 @@ from g2c_serving.lab import lanes, plots, workload
 from g2c_serving.lab.own_model import roomy
 from g2c_serving.lab.panel import Panel, stops
 from g2c_serving.lab.plots import Picture, line, source_note
+from g2c_serving.lab.words import many
 from g2c_serving.lab.workload import Arrival, Run
 from g2c_serving.schedule.cost_model import CostModel
 
@@ -107,11 +108,10 @@ def _update(art: dict[str, Any], run: Run, most: int) -> str:
     came = [(i, t) for i, life in enumerate(run.lives) for t in life.tokens]
     marks = [(i, t - art["mark"], t) for i, t in came]
     art["lanes"].show({lanes.PREFILL: chunks, lanes.DECODE: marks})
-    pieces = f"{len(chunks)} {'chunk' if len(chunks) == 1 else 'chunks'}"
     return (
-        f"At most {most} tokens in a step: the long prompt goes in {pieces}, the users wait up to "
-        f"{longest_gap(run):.0f} ms for a token, and its own first one comes after "
-        f"{run.lives[-1].first_token:.0f} ms."
+        f"At most {most} tokens in a step: the long prompt goes in {many(len(chunks), 'chunk')}, "
+        f"the users wait up to {longest_gap(run):.0f} ms for a token, and its own first "
+        f"one comes after {run.lives[-1].first_token:.0f} ms."
     )
 
 
@@ -166,6 +166,7 @@ def _finish(left: Axes, right: Axes, budget: float) -> None:
         axes.set(title=title, xlabel="steps since it arrived", yscale="log")
         plots.plain_ticks(axes.yaxis)
         axes.margins(y=0.15)
-    right.axhline(budget, color="black", linewidth=0.8)
+    right.axhline(budget, color="black", linewidth=0.8, label="the budget")
     left.legend(fontsize=9, loc="upper right")
+    right.legend(handles=right.lines[-1:], fontsize=9, loc="upper right")
     source_note(right, "Measured here")

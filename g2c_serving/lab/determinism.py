@@ -19,7 +19,7 @@ from g2c_serving.lab import knife_edge
 from g2c_serving.lab.disturbances import DISTURBANCES
 from g2c_serving.lab.panel import Panel, choice
 from g2c_serving.lab.parting import Parting, Seen, compare
-from g2c_serving.lab.plots import BLACK, GREEN, ORANGE, PINK, Blocks
+from g2c_serving.lab.plots import BLACK, GREEN, ORANGE, PINK, Blocks, columns
 from g2c_serving.lab.watched_run import Case, Contracts, run
 
 PLAIN = "keyed draws, ordinary logits"
@@ -121,36 +121,35 @@ def _tally(matrix: Matrix, row: str) -> str:
 def panel(matrix: Matrix, row: str = f"{PLAIN}, on an edge", column: str | None = None) -> Panel:
     """The matrix; choose a cell to read where its two runs part, and why. It opens on `row` and
     `column`, the first one if None."""
-    rows, columns = (tuple(dict.fromkeys(names)) for names in zip(*matrix.cells, strict=True))
+    rows, changes = (tuple(dict.fromkeys(names)) for names in zip(*matrix.cells, strict=True))
     controls = {
         "row": choice("Contracts", rows, row),
-        "column": choice("What changes", columns, column),
+        "column": choice("What changes", changes, column),
     }
     return Panel(
-        lambda figure: _draw(figure, matrix, rows, columns),
+        lambda figure: _draw(figure, matrix, rows, changes),
         lambda art, row, column: _update(art, matrix, row, column),
         controls,
     )
 
 
 def _draw(
-    figure: Figure, matrix: Matrix, rows: tuple[str, ...], columns: tuple[str, ...]
+    figure: Figure, matrix: Matrix, rows: tuple[str, ...], changes: tuple[str, ...]
 ) -> dict[str, Any]:
     axes = figure.subplots()
     axes.grid(False)
     places: dict[str, list[tuple[int, int]]] = {state: [] for state in LOOKS}
     for y, row in enumerate(rows):
-        for x, column in enumerate(columns):
+        for x, column in enumerate(changes):
             cell = matrix.cells[row, column]
             places[cell.state].append((x, y))
             axes.text(x, y, _mark(cell), ha="center", va="center", fontsize=10, color=BLACK,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2})  # fmt: skip
     for state, look in LOOKS.items():
-        xs, ys = zip(*places[state], strict=True) if places[state] else ((), ())
-        blocks = Blocks(axes, 0, **look, edgecolor="white")
-        blocks.set_boxes(_less(xs, 0.46), _less(ys, 0.42), 0.92, 0.84)
-    axes.set(xlim=(-0.55, len(columns) - 0.45), ylim=(len(rows) - 0.5, -0.5))
-    axes.set_xticks(range(len(columns)), [c.replace(" ", "\n") for c in columns], fontsize=9)
+        x, y = columns(places[state], 2)
+        Blocks(axes, 0, **look, edgecolor="white").set_boxes(x - 0.46, y - 0.42, 0.92, 0.84)
+    axes.set(xlim=(-0.55, len(changes) - 0.45), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xticks(range(len(changes)), [c.replace(" ", "\n") for c in changes], fontsize=9)
     names = [row.replace(", on an edge", ",\non an edge") for row in rows]  # wide columns
     axes.set_yticks(range(len(rows)), names, fontsize=9)
     axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
@@ -158,11 +157,7 @@ def _draw(
     figure.legend(loc="outside lower center", ncols=3, fontsize=8.5, handlelength=1.6)
     figure.text(0.005, 0.9, "Measured here", fontsize=9, color="#555555")
     chosen = Blocks(axes, 0, facecolor="none", edgecolor=BLACK, hatch="", linewidth=2.4)
-    return {"chosen": chosen, "rows": rows, "columns": columns}
-
-
-def _less(places: Sequence[int], half: float) -> list[float]:
-    return [place - half for place in places]
+    return {"chosen": chosen, "rows": rows, "changes": changes}
 
 
 def _mark(cell: Cell) -> str:
@@ -172,7 +167,7 @@ def _mark(cell: Cell) -> str:
 
 
 def _update(art: dict[str, Any], matrix: Matrix, row: str, column: str) -> str:
-    x, y = art["columns"].index(column), art["rows"].index(row)
+    x, y = art["changes"].index(column), art["rows"].index(row)
     art["chosen"].set_boxes(x - 0.46, y - 0.42, 0.92, 0.84)
     return f"{row}; {column}: {explain(matrix.cells[row, column])}"
 

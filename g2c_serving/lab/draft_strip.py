@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from g2c_serving.config import EngineConfig, Speculation
@@ -21,7 +20,8 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import Drafted
 from g2c_serving.lab.panel import Panel, choice, slider, stops
-from g2c_serving.lab.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, Blocks
+from g2c_serving.lab.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, Blocks, columns
+from g2c_serving.lab.words import many, visible
 from g2c_serving.request import SamplingParams
 
 ACCEPTED, REJECTED, VOID, UNVERIFIED = "accepted", "rejected", "void", "not verified"
@@ -147,8 +147,8 @@ def _update(
     steps, text = story.steps, lm.tokenizer.decode
     one = steps[step - 1]
     found, stands = fates(one), one.accepted
-    told = [_short(text([token])) for token in one.tokens]
-    new = [*told[:stands], _short(text([one.token]))][: one.kept]
+    told = [visible(text([token]), 10) for token in one.tokens]
+    new = [*told[:stands], visible(text([one.token]), 10)][: one.kept]
     _boxes(art["large"], found, one)
     for i, (fate, token) in enumerate(zip(found[:-1], told, strict=True)):
         art["drafted"][i].set_text(f"{MARKS[fate]} {token}")
@@ -166,17 +166,12 @@ def _update(
         f"temperature {temperature:g}, step {step} of {len(steps)}: the drafter "
         f"proposes {text(list(one.tokens))!r}; a pass of {rows} rows accepts {stands} of "
         f"{one.verified}, then comes {_last(found[-1])}. Written: {text(written)!r}, "
-        f"{one.kept} token{'s' * (one.kept > 1)} in one pass{ended}."
+        f"{many(one.kept, 'token')} in one pass{ended}."
     )
 
 
 def _last(fate: str) -> str:
     return "one drawn from the remainder" if fate == RESAMPLED else "an ordinary draw"
-
-
-def _short(token: str, most: int = 10) -> str:
-    shown = repr(token)[1:-1].replace(" ", "\u00b7")
-    return shown if len(shown) <= most else shown[: most - 1] + "\u2026"
 
 
 def _boxes(blocks: dict[str, Blocks], found: Sequence[str], one: Drafted) -> None:
@@ -186,8 +181,8 @@ def _boxes(blocks: dict[str, Blocks], found: Sequence[str], one: Drafted) -> Non
     places += [(fate, i, 0.0) for i, fate in enumerate(written)]
     for fate, block in blocks.items():
         here = [(i, y) for f, i, y in places if f == fate]
-        x, y = np.array(here, dtype=float).reshape(-1, 2).T
-        block.set_boxes(x + 0.02, y - 0.12, np.full(len(x), 0.96), 0.74)
+        x, y = columns(here, 2)
+        block.set_boxes(x + 0.02, y - 0.12, 0.96, 0.74)
 
 
 def _strip(art: dict[str, Any], steps: Sequence[Drafted], step: int) -> None:
@@ -199,6 +194,6 @@ def _strip(art: dict[str, Any], steps: Sequence[Drafted], step: int) -> None:
     ]
     for fate, block in art["small"].items():
         here = [(x, y) for f, x, y in places if f == fate]
-        x, y = np.array(here, dtype=float).reshape(-1, 2).T
-        block.set_boxes(x - 0.42, y + 0.08, np.full(len(x), 0.84), 0.84)
+        x, y = columns(here, 2)
+        block.set_boxes(x - 0.42, y + 0.08, 0.84, 0.84)
     art["chosen"].set_boxes(step - 0.5, 0.0, 1.0, DRAFTS + 1.05)

@@ -18,6 +18,7 @@ from g2c_serving.lab.budget_draws import draw
 from g2c_serving.lab.panel import Panel, slider
 from g2c_serving.lab.plots import BLACK, Blocks, source_note
 from g2c_serving.lab.table import Table
+from g2c_serving.lab.words import many
 
 NAMES = ("fixed: both drafts", "total settled before", "total by the fresh", "first peak")
 EXPLAINED = {
@@ -103,7 +104,7 @@ def _update(art: dict[str, Any], p: int, sure: int, ms: int, total: int) -> str:
     good = np.array([chance == wanted for chance in found.values()])
     for name, chosen in (("right", good), ("wrong", ~good)):
         (at,) = chosen.nonzero()
-        art[name].set_boxes(at - 0.3, 0, np.full(len(at), 0.6), heights[at])
+        art[name].set_boxes(at - 0.3, 0, 0.6, heights[at])
     for words, height, right in zip(art["words"], heights, good, strict=True):
         words.set_text(f"{height:.3g} {EQUAL if right else UNEQUAL} {float(wanted):.3g}")
         words.set_y(height + 0.02)
@@ -113,6 +114,6 @@ def _update(art: dict[str, Any], p: int, sure: int, ms: int, total: int) -> str:
     return (
         f"The target writes token 0 with {float(wanted):.3g}; the second draft is accepted with "
         f"{sure / TWENTIETHS:.3g} after token 0 and never after token 1; 2 or 3 rows take {ms} ms, "
-        f"one takes 10; {total} draft{'s' * (total != 1)} settled before. All rules write token 0 "
+        f"one takes 10; {many(total, 'draft')} settled before. All rules write token 0 "
         f"with {float(wanted):.3g}{but}."
     )

@@ -20,6 +20,7 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.panel import Panel, choice, slider
 from g2c_serving.lab.plots import BLACK, GREY, Blocks, source_note
+from g2c_serving.lab.words import many
 from g2c_serving.request import SamplingParams
 
 NAMES = ("A", "B", "C")
@@ -173,20 +174,17 @@ def _said(story: Story, expected: list[list[int]], how: str, grace: int) -> str:
     if how == STOP:
         went = (
             f"Engine A is asked to stop at step {EVENT} and has {grace} steps of grace. Then it "
-            f"forwards {_requests(story.count('moves'))} with {story.moved_bytes / 1e6:.1f} MB of "
-            f"cache; {story.recomputed} tokens are computed again."
+            f"forwards {many(story.count('moves'), 'request')} with "
+            f"{story.moved_bytes / 1e6:.1f} MB of cache; {story.recomputed} tokens are "
+            "computed again."
         )
     else:
         went = (
             f"Engine A dies at step {EVENT}, and its cache with it. What it had, "
-            f"{_requests(story.count('restarts'))}, goes on elsewhere from the tokens alone: "
+            f"{many(story.count('restarts'), 'request')}, goes on elsewhere from the tokens alone: "
             f"{story.recomputed} are computed again; there is no grace."
         )
     return (
         f"Measured here. {went} {same} of {REQUESTS} answers, {total} tokens, are equal to those "
         f"of an engine that nothing happens to; the last ends at step {story.fleet.steps}."
     )
-
-
-def _requests(count: int) -> str:
-    return f"{count} request{'' if count == 1 else 's'}"

@@ -17,6 +17,7 @@ from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.panel import Panel, slider, stops
 from g2c_serving.lab.plots import BLACK, BLUE, ORANGE, Blocks, fill
 from g2c_serving.lab.scoring import next_logits
+from g2c_serving.lab.words import visible
 from g2c_serving.sample import rng
 from g2c_serving.sample.sampler import SamplingBatch, below, integer_weights
 
@@ -74,7 +75,7 @@ def panel(lm: LanguageModel, prompt: str = PROMPT) -> Panel:
     ids = lm.tokenizer.encode(prompt)
     logits = next_logits(lm, ids)
     order = logits.sort(descending=True, stable=True).indices[:SHOWN].tolist()
-    names = [repr(lm.tokenizer.decode([t]))[1:-1].replace(" ", "\u00b7") for t in order]
+    names = [visible(lm.tokenizer.decode([t]), 20) for t in order]
     controls = {
         "temperature": slider("Temperature", 0.0, 2.0, 0.8, 0.05),
         "top_k": stops("Top-k (0 is off)", (0, 1, 2, 3, 4, 6, 8), 0),
@@ -117,7 +118,7 @@ def _update(art: dict[str, Any], drawn: Drawn, order: list[int], text: str, seed
     art["axes"].set_ylim(0, 1.15 * bars[0])
     for name, chosen in (("kept", stays), ("out", ~stays)):
         (at,) = chosen.nonzero()
-        art[name].set_boxes(at - 0.4, 0, np.full(len(at), 0.8), bars[at])
+        art[name].set_boxes(at - 0.4, 0, 0.8, bars[at])
     total = drawn.total
     sums = np.concatenate(([0], drawn.weights.cumsum())) / total
     art["sum"].set_data(np.arange(len(sums)), np.concatenate((sums[1:], [1.0])))

@@ -20,6 +20,7 @@ from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.own_model import roomy
 from g2c_serving.lab.panel import Panel, stops
 from g2c_serving.lab.plots import Blocks, fill, source_note
+from g2c_serving.lab.words import many
 from g2c_serving.lab.workload import DryEngine
 from g2c_serving.request import SamplingParams
 
@@ -112,7 +113,7 @@ def _update(art: dict[str, Any], costs: dict[bool, list[Cost]], samples: int, pr
     forks, alone = costs[True][-1], costs[False][-1]
     own = forks.blocks - prompt // BLOCK
     return (
-        f"{samples} {'sample' if samples == 1 else 'samples'} of a prompt of {prompt} tokens, "
+        f"{many(samples, 'sample')} of a prompt of {prompt} tokens, "
         f"{ANSWER} tokens each. As forks: {forks.computed:,} prompt tokens computed, "
         f"{forks.blocks:,} blocks ({prompt // BLOCK} of the prompt and {own} of the "
         f"{'sample' if samples == 1 else 'samples'}). Each "

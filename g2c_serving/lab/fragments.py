@@ -18,7 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from g2c_serving.lab.panel import Panel, slider, stops
-from g2c_serving.lab.plots import Blocks, fill, source_note
+from g2c_serving.lab.plots import Blocks, columns, fill, source_note
+from g2c_serving.lab.words import many
 
 SLOTS, ROW = 4096, 1024  # of the arena, and of one row of its picture
 STEPS, QUEUE = 200, 12  # how long it runs, and how many always wait
@@ -173,6 +174,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
         art[name + " title"] = axes.set_title("", fontsize=10)
         axes.set_ylabel(name, fontsize=10)
     axes.set_xlabel("token slots, four rows of 1,024")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     source_note(figure.axes[0], "Simulated", "first fit")
     figure.legend(
         handles=list(art["in blocks of 16"].values()),
@@ -205,12 +207,12 @@ def _update(
         words.append(f"{name}: {free:,} slots are not used, {now.running} run; {mean:.0%} "
                      "used on average")  # fmt: skip
     gaps = [n for _, n in whole[step - 1].holes]
-    text = f"{len(gaps)} {'hole' if len(gaps) == 1 else 'holes'}, {sum(gaps):,} slots"
+    text = f"{many(len(gaps), 'hole')}, {sum(gaps):,} slots"
     text += f", the largest {max(gaps, default=0)}"
     smallest = min(whole[step - 1].waiting)
     art["in one piece title"].set_text(f"{text}; the shortest of those who wait needs {smallest}")
     blocks = sum(n for _, n in cut[step - 1].holes) // BLOCK
-    text = f"{blocks} {'block' if blocks == 1 else 'blocks'} free, {blocks * BLOCK:,} slots in all"
+    text = f"{many(blocks, 'block')} free, {blocks * BLOCK:,} slots in all"
     smallest = min(cut[step - 1].waiting)
     art["in blocks of 16 title"].set_text(
         f"{text}; the shortest of those who wait needs {smallest}"
@@ -230,7 +232,7 @@ def _show(blocks: dict[str, Blocks], now: Moment) -> None:
         kinds["empty"].append((start + tokens, held - tokens))
     for name, spans in kinds.items():
         boxes = [box for start, n in spans for box in _rows(start, n)]
-        left, row, width = np.array(boxes, float).reshape(-1, 3).T
+        left, row, width = columns(boxes, 3)
         blocks[name].set_boxes(left, row + 0.08, width, 0.84)
 
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from g2c_serving.lab.panel import Panel, slider, stops, toggle
-from g2c_serving.lab.plots import BLACK, GREY, Blocks, fill, source_note
+from g2c_serving.lab.plots import BLACK, GREY, Blocks, columns, fill, source_note
 from g2c_serving.lab.published import value
 from g2c_serving.lab.table import Table
 from g2c_serving.schedule.hit_rule import Hit, hit
@@ -182,9 +182,8 @@ def _show_rows(art: dict[str, Any], rows: list[Hit], length: int, span: int) -> 
         art["words"][row].set_text(f"computes {found.computed:,}")
         art["words"][row].set_x(0.985 * span)
     for name, those in boxes.items():
-        lefts, heights, widths = zip(*those, strict=True) if those else ((), (), ())
-        bottoms = [height - 0.32 for height in heights]
-        art["parts"][name].set_boxes(lefts, bottoms, widths, 0.64)
+        left, height, width = columns(those, 3)
+        art["parts"][name].set_boxes(left, height - 0.32, width, 0.64)
 
 
 def _parts(found: Hit, length: int) -> dict[str, tuple[int, int]]:

@@ -96,7 +96,7 @@ def picture(hole: Hole) -> Any:
         axes = figure.subplots()
         x = np.arange(len(CALL) + 1)
         bars = plots.Blocks(axes, 1, "names as bytes: XGrammar's own mask")
-        bars.set_boxes(x - 0.4, np.zeros(len(x)), np.full(len(x), 0.8), hole.spelled.sum(1))
+        bars.set_boxes(x - 0.4, 0, 0.8, hole.spelled.sum(1))
         axes.plot(x, hole.ours.sum(1), label="no bytes: ours", **plots.line(0))
         axes.set(xlim=(-0.8, len(CALL) + 0.8), ylim=(-0.5, len(hole.names) + 3.5))
         shown = [*CALL.replace(" ", "\u00b7"), "\nend"]

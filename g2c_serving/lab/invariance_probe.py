@@ -22,6 +22,7 @@ from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.model import Transformer
 from g2c_serving.forward.numerics import Numerics
 from g2c_serving.lab.table import Table
+from g2c_serving.lab.words import many
 
 THREADS = (1, 2, 3, 7)
 COMPANY = (2, 3, 7, 8, 33, 64)  # requests in a decode step
@@ -68,7 +69,7 @@ class Report:
                 "tiles of queries")  # fmt: skip
         rows = []
         for held in self.results:
-            name = f"{held.threads} {'thread' if held.threads == 1 else 'threads'}"
+            name = many(held.threads, "thread")
             rows.append((f"{name}, ordinary", *_counts(held.ordinary), "any", "any"))
             row_sizes, query_sizes = _list(held.row_sizes), _list(held.query_sizes)
             invariant = (*_counts(held.invariant), row_sizes, query_sizes)

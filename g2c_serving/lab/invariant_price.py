@@ -18,6 +18,7 @@ from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.contestants import made_up_prompts
 from g2c_serving.lab.panel import Panel, stops, toggle
 from g2c_serving.lab.plots import BLACK, line, source_note
+from g2c_serving.lab.words import many
 from g2c_serving.request import SamplingParams
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -114,7 +115,7 @@ def _update(art: dict[str, Any], prices: list[Price], batch: int, ratio: bool) -
     (one,) = (p for p in prices if p.batch == batch)
     shown = " (as ratios)" if ratio else ""
     return (
-        f"{batch} {'request' if batch == 1 else 'requests'}: {one.ordinary:.2f} ms a step in the "
+        f"{many(batch, 'request')}: {one.ordinary:.2f} ms a step in the "
         f"ordinary mode, {one.invariant:.2f} ms in the batch-invariant one, "
         f"{one.ratio:.2f} times as long{shown}."
     )

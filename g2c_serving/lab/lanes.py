@@ -9,11 +9,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from g2c_serving.lab.plots import GREY, Blocks, fill
+from g2c_serving.lab.plots import GREY, Blocks, columns, fill
 from g2c_serving.lab.workload import Run
 
 WAITS, PREFILL, DECODE, AGAIN, EMPTY = "waits", "prefill", "decode", "computed again", "empty seat"
@@ -96,7 +95,7 @@ class Lanes:
 
     def show(self, spans: dict[str, list[Span]]) -> None:
         for kind, blocks in self.artists.items():
-            lane, start, end = np.array(spans.get(kind, []), float).reshape(-1, 3).T
+            lane, start, end = columns(spans.get(kind, []), 3)
             blocks.set_boxes(start, lane - self.height / 2, end - start, self.height)
 
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from g2c_serving.async_engine import AsyncEngine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.panel import Panel, choice, slider
-from g2c_serving.lab.plots import BLACK, BLUE, GREEN, GREY, Blocks
+from g2c_serving.lab.plots import BLACK, BLUE, GREEN, GREY, Blocks, columns
 from g2c_serving.request import SamplingParams
 
 NAMES = "ABC"
@@ -145,8 +145,7 @@ def _update(art: dict[str, Any], found: Walk, planned: int, way: str) -> str:
     for text in texts:
         text.set_visible(False)
     for kind, places in cells.items():
-        left, bottom = zip(*places, strict=True) if places else ((), ())
-        art["blocks"][kind].set_boxes(left, bottom, WIDTH, HEIGHT)
+        art["blocks"][kind].set_boxes(*columns(places, 2), WIDTH, HEIGHT)
     return _said(found, planned, way)
 
 

@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.live_users import ASKED, BUDGETED, FIXED, KEPT, OFF, Room, opened, sentence
 from g2c_serving.lab.panel import Frame, Panel, choice, entry, slider, stops, toggle
-from g2c_serving.lab.plots import Blocks, line
+from g2c_serving.lab.plots import Blocks, columns, line
 from g2c_serving.output import RequestOutput
 
 EVERY = 2  # steps from one picture to the next
@@ -107,7 +107,7 @@ def _show_blocks(art: dict[str, Any], room: Room) -> None:
     names = [user.name for user in room.users]
     names += [""] * (len(art["owned"]) - len(names))  # those of a former run have left
     for name, artist in [*zip(names, art["owned"], strict=True), (KEPT, art["kept"])]:
-        left, bottom, heights = zip(*boxes[name], strict=True) if boxes[name] else ((), (), ())
+        left, bottom, heights = columns(boxes[name], 3)
         artist.set_boxes(left, bottom, 1.0, heights)
 
 

@@ -26,7 +26,8 @@ from g2c_serving.history import Drafted
 from g2c_serving.lab.allowed_tokens import MINUTES, QUESTION, schema
 from g2c_serving.lab.draft_strip import ACCEPTED, LOOKS, MARKS, fates
 from g2c_serving.lab.panel import Panel, choice, slider
-from g2c_serving.lab.plots import Blocks
+from g2c_serving.lab.plots import Blocks, columns
+from g2c_serving.lab.words import many, visible
 from g2c_serving.process.chat import chat
 from g2c_serving.request import Request, SamplingParams
 from g2c_serving.sample.grammar import DraftMasks, Grammar, GrammarState, as_mask, bitmask
@@ -182,13 +183,13 @@ def _draw(figure: Figure) -> dict[str, Any]:
 
 def _show(art: dict[str, Any], lm: LanguageModel, step: Step) -> None:
     one, found = step.one, fates(step.one)
-    tokens = [_short(lm, token) for token in one.tokens]
-    written = [*tokens[: one.accepted], _short(lm, one.token)]
+    *tokens, last = (visible(lm.tokenizer.decode([t]), 11) for t in (*one.tokens, one.token))
+    written = [*tokens[: one.accepted], last]
     places = [(fate, i, 1.0) for i, fate in enumerate(found[:-1])]
     places += [(ACCEPTED, i, 0.0) for i in range(one.accepted)] + [(found[-1], one.accepted, 0.0)]
     for fate, block in art["boxes"].items():
-        x, y = np.array([(i, y) for f, i, y in places if f == fate], dtype=float).reshape(-1, 2).T
-        block.set_boxes(x + 0.02, y, np.full(len(x), 0.96), 0.5)
+        x, y = columns([(i, y) for f, i, y in places if f == fate], 2)
+        block.set_boxes(x + 0.02, y, 0.96, 0.5)
     for i, token in enumerate(tokens):
         art["drafted"][i].set_text(f"{MARKS[found[i]]} {token}")
         art["allowed"][i].set_text(_allowed(step, i, lm.vocab_size))
@@ -201,17 +202,17 @@ def _show(art: dict[str, Any], lm: LanguageModel, step: Step) -> None:
 
 
 def _allowed(step: Step, i: int, vocab_size: int) -> str:
-    many = step.allowed[i]
-    if not many:
+    count = step.allowed[i]
+    if not count:
         return "\u2013"
-    counted = "all, free text" if many == vocab_size else f"{many:,} token{'s' * (many > 1)}"
-    return counted if step.is_allowed[i] else f"{many:,}, not this"
+    counted = "all, free text" if count == vocab_size else many(count, "token")
+    return counted if step.is_allowed[i] else f"{count:,}, not this"
 
 
 def forbidden(step: Step) -> int:
     """How many drafts their own states forbid; what comes behind one has no state."""
     pairs = zip(step.allowed, step.is_allowed, strict=True)
-    return sum(many > 0 and not mine for many, mine in pairs)
+    return sum(count > 0 and not mine for count, mine in pairs)
 
 
 def _told(lm: LanguageModel, found: Run, step: int) -> str:
@@ -219,7 +220,7 @@ def _told(lm: LanguageModel, found: Run, step: int) -> str:
     over = f"Step {step} is past the end; the last one was s" if step > steps else "S"
     here = found.steps[min(step, steps) - 1]
     one, text = here.one, lm.tokenizer.decode
-    counts = ", ".join(f"{many:,}" for many in here.allowed)
+    counts = ", ".join(f"{count:,}" for count in here.allowed)
     moved, own = here.at_first.count(False), forbidden(here)
     total = sum(s.one.verified for s in found.steps)
     return (
@@ -229,8 +230,3 @@ def _told(lm: LanguageModel, found: Run, step: int) -> str:
         f"{text([*one.tokens[: one.accepted], one.token])!r}. The whole run: {found.accepted} of "
         f"{total} drafts stand."
     )
-
-
-def _short(lm: LanguageModel, token: int, most: int = 11) -> str:
-    shown = repr(lm.tokenizer.decode([token]))[1:-1].replace(" ", "\u00b7")
-    return shown if len(shown) <= most else shown[: most - 1] + "\u2026"

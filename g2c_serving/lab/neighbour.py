@@ -13,7 +13,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from g2c_serving.config import EngineConfig, Speculation
@@ -22,7 +21,7 @@ from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import Drafted
 from g2c_serving.lab.draft_strip import ACCEPTED, LOOKS, MARKS, ORDINARY, RESAMPLED, four_for_one
 from g2c_serving.lab.panel import Panel, choice, slider
-from g2c_serving.lab.plots import BLACK, Blocks
+from g2c_serving.lab.plots import BLACK, Blocks, columns
 from g2c_serving.lab.shared_draws import first_difference
 from g2c_serving.request import SamplingParams
 
@@ -149,8 +148,8 @@ def _update(
             for x, way in enumerate(path.ways)
             if way == fate
         ]
-        x, y = np.array(here, dtype=float).reshape(-1, 2).T
-        art[fate].set_boxes(x + 0.04, y, np.full(len(x), 0.92), 1.0)
+        x, y = columns(here, 2)
+        art[fate].set_boxes(x + 0.04, y, 0.92, 1.0)
     parts = first_difference(list(alone.tokens), list(company.tokens))
     same = parts == TOKENS
     art["parting"].set_xdata([-5 if same else parts] * 2)

@@ -20,6 +20,7 @@ from g2c_serving.lab.panel import Panel, choice, stops, toggle
 from g2c_serving.lab.plots import BLACK, line, plain_ticks, source_note
 from g2c_serving.lab.reliability import Evidence
 from g2c_serving.lab.table import Table
+from g2c_serving.lab.words import many
 from g2c_serving.sample.verify_budget import Plan, plan
 from g2c_serving.schedule.step_curve import StepCurve, profile
 
@@ -80,7 +81,7 @@ def row_prices(targets: Sequence[LanguageModel], rows: Sequence[int] = (1, 2, 4,
         megabytes = 4 * lm.num_parameters / 1e6
         times = (f"{curve(r) / curve(1):.2f}" for r in rows)
         lines.append((lm.name, f"{megabytes:.0f} MB", *times))
-    return Table(("target", "weights", *(f"{r} row{'s' * (r > 1)}" for r in rows)), lines)
+    return Table(("target", "weights", *(many(r, "row") for r in rows)), lines)
 
 
 def flatness(machine: Machine) -> Table:
@@ -172,7 +173,7 @@ def _update(
     verdict = f"{rates[best] / alone:.2f} times the tokens per ms of no speculation"
     verdict += "; not speculating is better" * bool(rates[best] < alone)
     return (
-        f"{target}, {requests} request{'s' * (requests > 1)}, {counted}: {most} rows take "
+        f"{target}, {many(requests, 'request')}, {counted}: {most} rows take "
         f"{curve[most] / curve[requests]:.2f} times as long as {requests}. The best budget "
         f"verifies {best / requests:.2f} drafts a request and expects {verdict}; verifying all "
         f"expects {rates[-1] / alone:.2f} times."

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -98,6 +99,11 @@ class Blocks(PathPatch):
         points = np.stack([np.stack(corner, -1) for corner in corners], 1)  # (n, 5, 2)
         codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
         self.set_path(Path(points.reshape(-1, 2), np.tile(codes, len(x))))
+
+
+def columns(rows: Sequence[Sequence[float]], count: int) -> np.ndarray:
+    """Rows of `count` numbers, perhaps none, as columns (count, n): for `set_boxes`."""
+    return np.array(rows, dtype=float).reshape(-1, count).T
 
 
 def plain_ticks(axis: Axis) -> None:

@@ -19,6 +19,7 @@ from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import lanes
 from g2c_serving.lab.panel import Panel, stops
 from g2c_serving.lab.plots import BLACK, BLUE, source_note
+from g2c_serving.lab.words import many
 from g2c_serving.lab.workload import Run, arrivals, run
 
 REQUESTS, BLOCK = 5, 8
@@ -98,8 +99,7 @@ def _update(art: dict[str, Any], served: dict[int, Served], pool: int) -> str:
     art["pool"].set_data([0, 10_000], [pool, pool])
     same = "the same" if same_tokens(found, served[POOLS[-1]]) else "OTHER"
     return (
-        f"{pool} blocks: {found.preemptions} "
-        f"{'preemption' if found.preemptions == 1 else 'preemptions'}, {found.computed_again} "
+        f"{pool} blocks: {many(found.preemptions, 'preemption')}, {found.computed_again} "
         f"tokens computed again, {steps[-1]:.0f} steps in all. The {found.run.num_tokens} tokens "
         f"written are {same} as with {POOLS[-1]} blocks."
     )

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -31,6 +30,7 @@ from g2c_serving.lab.plots import (
     PINK,
     Blocks,
     Picture,
+    columns,
     new_figure,
     picture,
     style,
@@ -96,7 +96,7 @@ class Strip:
         shown = list(zip(tokens, places, strict=False))
         for origin, block in self.boxes.items():
             here = [place for token, place in shown if token.origin == origin]
-            left, top, wide = np.array(here, dtype=float).reshape(-1, 3).T
+            left, top, wide = columns(here, 3)
             block.set_boxes(left, top, wide, 0.5)
         for word, (token, (x, y, width)) in zip(self.words, shown, strict=False):
             word.set_text(token.shown.replace("$", r"\$"))

@@ -16,9 +16,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from g2c_serving.lab.panel import Panel, choice, slider
-from g2c_serving.lab.plots import BLACK, GREEN, GREY, ORANGE, Blocks
+from g2c_serving.lab.plots import BLACK, GREEN, GREY, ORANGE, Blocks, columns
+from g2c_serving.process.prompt import Reserved
 from g2c_serving.process.streaming import ANSWER, OPENS, REASONING, TOOL_CALL, OutputParser
-from g2c_serving.process.tokenizer import Reserved, Tokenizer
+from g2c_serving.process.tokenizer import Tokenizer
 
 MARKER = "marker"
 THOUGHTS = {  # of nearly as many tokens, so that the slider ends where the output does
@@ -153,7 +154,7 @@ def _show(
     ]
     for kind, block in art["bands"].items():
         here = [(x, width, y) for k, x, width, y in bands if k == kind]
-        x, width, y = np.array(here, dtype=float).reshape(-1, 3).T
+        x, width, y = columns(here, 3)
         block.set_boxes(x + 0.08, y, width - 0.16, 0.8)
     named = [band for band in bands if band[0] != MARKER and band[2] >= 9]
     for i, text in enumerate(art["names"]):

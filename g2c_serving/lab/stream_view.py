@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from g2c_serving.lab.panel import Panel, choice, slider
-from g2c_serving.lab.plots import BLACK, GREEN, GREY, ORANGE, Blocks
+from g2c_serving.lab.plots import BLACK, GREEN, GREY, ORANGE, Blocks, columns
+from g2c_serving.lab.words import many
 from g2c_serving.process.streaming import OutputParser
 from g2c_serving.process.tokenizer import Tokenizer
 
@@ -124,8 +124,8 @@ def _update(art: dict[str, Any], found: list[Row], tokens: int) -> str:
             if words:
                 places[kind].append((x, 2 - y))
     for kind, block in art["boxes"].items():
-        left, low = np.array(places[kind], dtype=float).reshape(-1, 2).T
-        block.set_boxes(left + 0.04, low + 0.1, np.full(len(left), 0.92), 0.8)
+        left, low = columns(places[kind], 2)
+        block.set_boxes(left + 0.04, low + 0.1, 0.92, 0.8)
     art["now"].set_boxes(len(now) - 1, 0.02, 1.0, 2.96)
     alone, given = "".join(row.alone for row in now), "".join(row.given for row in now)
     lines = (
@@ -173,5 +173,5 @@ def _told(now: list[Row], tokens: int, alone: str, given: str) -> str:
     broken = alone.count(BROKEN)
     return (
         f"{place}: {shows}{waits}.{stop} So far: {given!r}; each token decoded for itself: "
-        f"{alone!r}, with {broken} broken character{'s' * (broken != 1)}."
+        f"{alone!r}, with {many(broken, 'broken character')}."
     )

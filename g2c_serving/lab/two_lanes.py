@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from g2c_serving.lab.overlap_model import PROCESS, RUN, SCHEDULE
-from g2c_serving.lab.plots import GREY, Blocks
+from g2c_serving.lab.plots import GREY, Blocks, columns
 from g2c_serving.virtual_clock import Span
 
 WAITS = "waits"
@@ -68,10 +68,8 @@ class TwoLanes:
         self._name(jobs)
 
     def _bars(self, kind: str, bars: Sequence[tuple[float, float, float]]) -> None:
-        left, right, middle = zip(*bars, strict=True) if bars else ((), (), ())
-        bottom = [y - HEIGHT / 2 for y in middle]
-        width = [b - a for a, b in zip(left, right, strict=True)]
-        self.blocks[kind].set_boxes(left, bottom, width, HEIGHT)
+        left, right, middle = columns(bars, 3)
+        self.blocks[kind].set_boxes(left, middle - HEIGHT / 2, right - left, HEIGHT)
 
     def _name(self, jobs: Sequence[tuple[str, int, float, float, float]]) -> None:
         per_ms = self.points / (self.end - self.start)

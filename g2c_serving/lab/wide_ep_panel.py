@@ -13,6 +13,7 @@ from g2c_serving.cluster.wide_ep import MADE_UP
 from g2c_serving.lab.panel import Panel, slider, stops
 from g2c_serving.lab.plots import BLACK, line, plain_ticks, source_note
 from g2c_serving.lab.published import value
+from g2c_serving.lab.words import many
 
 GPUS = (2, 4, 8, 16, 32, 64, 128)
 BANDWIDTH = 8e12  # bytes a second that a GPU reads: a round number of ours
@@ -57,7 +58,7 @@ def _update(art: dict[str, Any], gpus: int, tokens: int, copies: int) -> str:
     others = MADE_UP.other_bytes / 1e9
     ms = {g: 1e12 * gigabytes / BANDWIDTH for g, gigabytes in read.items()}
     other = GPUS[0] if gpus != GPUS[0] else GPUS[-1]
-    each = f"{tokens:,} {'token' if tokens == 1 else 'tokens'} per GPU and step"
+    each = f"{many(tokens, 'token')} per GPU and step"
     return (
         f"Simulated, a made-up model with {MADE_UP.routed_bytes / 1e9:.0f} GB of routed experts, "
         f"{each}, {copies} redundant experts a GPU and layer: on {gpus} GPUs each reads "
