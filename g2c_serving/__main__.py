@@ -22,13 +22,17 @@ COMMANDS = {
 
 
 def main(argv: list[str]) -> int:
-    """Run one command and return its exit status; 2 for an unknown one."""
+    """Run one command and return its exit status; 2 for an unknown one, 130 after Ctrl+C."""
     if not argv or argv[0] not in COMMANDS:
         print("usage: python -m g2c_serving COMMAND [options]\n")
         print("\n".join(f"  {name:8} {what}" for name, (_, what) in COMMANDS.items()))
         return 0 if argv in ([], ["-h"], ["--help"]) else 2
-    command = importlib.import_module(COMMANDS[argv[0]][0])
-    return command.main(argv[1:]) or 0
+    try:
+        command = importlib.import_module(COMMANDS[argv[0]][0])
+        return command.main(argv[1:]) or 0
+    except KeyboardInterrupt:
+        print("\nStopped.", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -69,11 +69,14 @@ class RequestOutput:
         if self.finish_reason is None or self._request.message is not None:
             return self._request.message if self.finish_reason else None
         parser = self._read()
-        if not parser.broken_bytes:
+        count, first = parser.broken_bytes, parser.first_broken
+        if not count:
             return None
+        if count == 1:
+            return f"1 byte is not UTF-8, in generated token {first}: it is shown as U+FFFD"
         return (
-            f"{parser.broken_bytes} bytes are not UTF-8, the first in generated token "
-            f"{parser.first_broken}: each run of them is shown as U+FFFD"
+            f"{count} bytes are not UTF-8, the first in generated token {first}: each run of them "
+            "is shown as U+FFFD"
         )
 
     def _read(self) -> OutputParser:

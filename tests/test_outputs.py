@@ -10,6 +10,8 @@ import pytest
 from small_models import random_lm
 
 import g2c_serving as g
+from g2c_serving.process.tokenizer import Tokenizer
+from g2c_serving.request import Request
 
 TINY, DRAFTER = g.load("tiny"), g.load("tiny-drafter")
 RESERVED = TINY.tokenizer.reserved
@@ -121,6 +123,22 @@ def test_bytes_that_are_no_text_are_named():
     assert output.finish_reason == "length"
     assert "not UTF-8" in output.message and "U+FFFD" in output.message
     assert "\ufffd" in output.text + output.reasoning
+
+
+@pytest.mark.parametrize(
+    "ids, words",
+    [
+        ([65, 255, 66], "1 byte is not UTF-8, in generated token 1: it is shown as U+FFFD"),
+        ([255, 65, 254], "2 bytes are not UTF-8, the first in generated token 0: each run of them "
+         "is shown as U+FFFD"),
+        ([65, 66], None),
+    ],
+)  # fmt: skip
+def test_broken_bytes_in_words(ids, words):
+    request = Request(0, 0, 0, [65], g.SamplingParams(), seed=0)
+    request.token_ids[1:] = ids
+    request.finish("length")
+    assert g.RequestOutput(request, Tokenizer()).message == words
 
 
 def test_a_grammar_and_the_channels_tell_the_same():

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 
 import nbformat
 import pytest
@@ -205,3 +210,49 @@ def test_an_unknown_notebook_is_refused_with_the_list(capsys):
     with pytest.raises(SystemExit):
         render.main(["99_nothing"])
     assert "'99_nothing'" in capsys.readouterr().err
+
+
+# ---- what goes wrong around it ----
+
+
+def test_a_file_that_cannot_be_written_is_said_before_anything_runs(tmp_path, monkeypatch, capsys):
+    ran = tmp_path / "ran"
+    path = write(tmp_path / "locked.ipynb", new_code_cell(f"open({str(ran)!r}, 'w').close()"))
+    monkeypatch.setattr(render.os, "access", lambda file, mode: file != path)
+    assert render.main([str(path)]) == 1
+    said = capsys.readouterr().err
+    assert str(path) in said and "cannot be written" in said and "--check" in said
+    assert said.count("\n") == 1 and not ran.exists()
+    assert render.main([str(path), "--check"]) == 1 and ran.exists()  # its cell was never run
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to one process")
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_ctrl_c_ends_it_quietly_and_its_kernels_with_it(tmp_path, jobs):
+    begun = [tmp_path / name for name in "ab"]
+    source = "import os, time; open({!r}, 'w').write(str(os.getpid())); time.sleep(300)"
+    for pid in begun:
+        write(tmp_path / f"{pid.name}.ipynb", new_code_cell(source.format(str(pid))))
+    command = [sys.executable, "-m", "g2c_serving", "render", "--jobs", jobs]
+    command += [str(tmp_path / "a.ipynb"), str(tmp_path / "b.ipynb")]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        running = begun[: int(jobs)]
+        wait_until(lambda: all(pid.exists() and pid.read_text() for pid in running))
+        job.send_signal(signal.SIGINT)
+        said, _ = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    assert job.returncode == 130 and said.rstrip().endswith("Stopped.")
+    assert "Traceback" not in said and "Task" not in said and "ERROR" not in said
+    for pid in running:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid.read_text()), 0)
+    assert len(running) == 2 or not begun[1].exists()
+
+
+def wait_until(true, seconds: float = 60):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -17,52 +17,24 @@ import asyncio
 import copy
 import difflib
 import os
-import tempfile
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 from jupyter_core.utils import run_sync
-from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
+from g2c_serving.lab.kernel_runs import KERNEL, executed, stoppable
 from g2c_serving.lab.plots import paragraph
-from g2c_serving.paths import CACHE_VARIABLE, NOTEBOOKS
+from g2c_serving.paths import NOTEBOOKS
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 TEXTS = ("text/plain", "text/markdown", "text/html")
 SENTENCE = {"sentence_of": "image/png"}  # metadata of the output that stands above a picture
-KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-TIMEOUT_S = 600
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-async def executed(
-    notebook: NotebookNode, folder: Path = NOTEBOOKS, alone: bool = True
-) -> NotebookNode:
-    """A copy of the notebook, run in a new kernel from its first cell, working in `folder`. Not
-    `alone`, its kernel leaves to others what they share: it has one thread, and a KV cache folder
-    of its own.
-
-    Raises nbclient's CellExecutionError for the first cell that fails.
-    """
-    done = copy.deepcopy(notebook)
-    done.metadata["kernelspec"] = dict(KERNEL)
-    client = NotebookClient(
-        done,
-        timeout=TIMEOUT_S,
-        record_timing=False,
-        store_widget_state=False,
-        coalesce_streams=True,
-        resources={"metadata": {"path": str(folder)}},
-    )
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
-        apart = {CACHE_VARIABLE: cache, **dict.fromkeys(THREADS, "1")}
-        await client.async_execute(env={**os.environ, **({} if alone else apart)})
-    return done
 
 
 def clean(notebook: NotebookNode, former: NotebookNode | None = None) -> NotebookNode:
@@ -185,7 +157,8 @@ execute, render, check = run_sync(executed), run_sync(rendered), run_sync(checke
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Render or check these notebooks, or all; 1 where a cell fails or a check finds something."""
+    """Render or check these notebooks, or all; 1 where a cell fails, a check finds something, or a
+    file cannot be written."""
     parser = argparse.ArgumentParser("python -m g2c_serving render", description=__doc__)
     parser.add_argument("notebooks", nargs="*", help="paths, or starts of names such as 01")
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
@@ -198,7 +171,15 @@ def main(argv: list[str] | None = None) -> int:
     if choice.jobs < 1:
         parser.error(f"--jobs {choice.jobs}: at least one kernel has to run")
     paths, start = chosen(choice.notebooks, parser), time.monotonic()
-    bad = sum(asyncio.run(_all(paths, choice)))
+    locked = [] if choice.check else [path for path in paths if not os.access(path, os.W_OK)]
+    if locked:
+        print(
+            f"{locked[0]} cannot be written to, and render writes there. Copy the folder to a "
+            "place of your own and render the copy, or compare with --check, which writes nothing.",
+            file=sys.stderr,
+        )
+        return 1
+    bad = sum(stoppable(_all(paths, choice)))
     how = "one after another" if choice.jobs == 1 else f"{choice.jobs} at a time"
     print(
         f"{len(paths)} notebook{'s' * (len(paths) != 1)} in {time.monotonic() - start:.0f} s, "
@@ -216,7 +197,10 @@ async def _all(paths: list[Path], choice: argparse.Namespace) -> list[bool]:
         async with turns:
             return await _one(path, choice)
 
-    return await asyncio.gather(*map(one, paths if choice.jobs == 1 else reversed(paths)))
+    async with asyncio.TaskGroup() as group:
+        order = paths if choice.jobs == 1 else list(reversed(paths))
+        jobs = [group.create_task(one(path)) for path in order]
+    return [job.result() for job in jobs]
 
 
 async def _one(path: Path, choice: argparse.Namespace) -> bool:
