@@ -115,6 +115,13 @@ def test_units_of_the_exercise_are_read_in_singular_and_plural():
     assert read_number("15,744 tokens per second", "tok/s") == 15744
     assert read_number("1.5 GB", "MB") == 1500 and read_number("2 KiB", "B") == 2048
     assert read_number("-1_000", "") == -1000
+    assert read_number("2/3", "") == 2 / 3 and read_number(" -3 / 2 ", "x") == -1.5
+
+
+@pytest.mark.parametrize("text", ["2/0", "2/3 ms", "12 parsecs"])
+def test_what_is_neither_a_fraction_nor_in_a_known_unit_is_no_number(text):
+    with pytest.raises(Unreadable, match="without a unit"):
+        read_number(text, "")
 
 
 @pytest.mark.parametrize(

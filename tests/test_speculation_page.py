@@ -18,6 +18,7 @@ from g2c_serving.lab import (
     neighbour,
     own_budget,
 )
+from g2c_serving.lab.exercises import check
 from g2c_serving.schedule.step_curve import StepCurve
 
 
@@ -215,3 +216,53 @@ def test_a_path_has_a_way_for_every_token(lm, drafter):
     for mode in ("fixed", "budgeted"):
         path = neighbour.run(lm, drafter, mode, neighbour.NEIGHBOURS["seven odd texts"], 3)
         assert len(path.tokens) == len(path.ways) == neighbour.TOKENS
+
+
+# ---- the planner exercise ----
+
+
+def by_confidence_alone(confidences, step_ms):
+    """As somebody may write it: the likeliest drafts first, and no product."""
+    drafts = [(c, request) for request, row in enumerate(confidences) for c in row]
+    drafts.sort(key=lambda draft: draft[0], reverse=True)
+    totals = []
+    for count in range(len(drafts) + 1):
+        tokens = len(confidences) + sum(c for c, _ in drafts[:count])
+        totals.append(tokens / step_ms[len(confidences) + count])
+    taken = [request for _, request in drafts[: totals.index(max(totals))]]
+    return [taken.count(request) for request in range(len(confidences))]
+
+
+def impatient(confidences, step_ms):
+    """Row after row, as long as the next one pays."""
+    drafts = [0] * len(confidences)
+
+    def rate(drafts):
+        pairs = zip(confidences, drafts, strict=True)
+        stand = sum(float(np.prod(row[: i + 1])) for row, n in pairs for i in range(n))
+        tokens = len(drafts) + stand
+        return tokens / step_ms[len(drafts) + sum(drafts)]
+
+    while True:
+        more = [
+            drafts[:k] + [n + 1] + drafts[k + 1 :]
+            for k, n in enumerate(drafts)
+            if n < len(confidences[k])
+        ]
+        if not more or rate(max(more, key=rate)) <= rate(drafts):
+            return drafts
+        drafts = max(more, key=rate)
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (by_confidence_alone, "take each confidence for itself"),
+        (impatient, "stop at the first row that does not pay"),
+        (lambda c, ms: [n + 1 for n in g.plan(c, ms).drafts.tolist()], "without the ordinary row"),
+        (lambda c, ms: [0] * len(c), "number 1 of the list: 0 is much too small."),
+    ],
+)
+def test_a_planner_with_a_typical_mistake_is_told_which(wrong, words):
+    verdict = check("04.planner", wrong)
+    assert verdict.right is False and words in verdict.text

@@ -58,3 +58,19 @@ def test_the_findings_are_read_off_the_speeds() -> None:
         "Against fixed verification the budget is ahead in 1 of 3 rows, level (within 5%) in 1, "
         "behind in 1. Of fixed drafts 90% to 90% are accepted.",
     ]
+
+
+def test_a_budget_that_checks_nothing_shows_the_noise_of_the_run() -> None:
+    """It does what "off" does. Here it is 12 % apart: 8 % more than none tells nothing then."""
+    told = [
+        speculation_speed.findings(
+            [
+                Speed("tiny", 64, OFF, 100, 0.0, 0.0),
+                Speed("tiny", 64, FIXED, 108, 0.9, 5.0),
+                Speed("tiny", 64, BUDGETED, 88, 0.9, verified),
+            ]
+        )
+        for verified in (0.01, 3.0)
+    ]
+    assert "at 64 speculation changes little (1.08 at best)" in told[0] and "within 12%" in told[0]
+    assert "at 64 speculation pays (1.08 at best)" in told[1] and "within 5%" in told[1]

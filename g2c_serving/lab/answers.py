@@ -22,7 +22,7 @@ class Unreadable(ValueError):
 
 
 def read_number(answer: Any, unit: str) -> float:
-    """A finite number in `unit`, from 13.2, "13.2 ms", "0.0132 s", "15,744 tok/s" or an array.
+    """A finite number in `unit`, from 13.2, "13.2 ms", "0.0132 s", "15,744 tok/s", "2/3", an array.
 
     Raises Unreadable where there is no number, more than one, or another kind of unit.
     """
@@ -49,6 +49,8 @@ def one_of(answer: Any) -> Any:
 
 
 def read_text(answer: str, unit: str) -> float:
+    if parts := re.fullmatch(r"\s*([-+]?\d{1,18})\s*/\s*([1-9]\d{,17})\s*", answer):
+        return int(parts[1]) / int(parts[2])  # a fraction, as one writes it on paper
     pattern = r"\s*(?:about|~|=)?\s*([-+]?[\d,_]*\.?\d+(?:[eE][-+]?\d+)?)\s*(.*?)\s*"
     match = re.fullmatch(pattern, answer)
     if not match:
@@ -60,7 +62,7 @@ def read_text(answer: str, unit: str) -> float:
     written = normal_unit(match[2])
     if not written or written == normal_unit(unit):
         return value
-    scale, base = UNITS.get(written, (0.0, ""))
+    scale, base = UNITS.get(written, (0.0, "unknown"))
     wanted_scale, wanted = UNITS.get(normal_unit(unit), (1.0, normal_unit(unit)))
     if base != wanted:
         how = " with how many times" if wanted == "x" else in_unit(unit) or " without a unit"

@@ -17,7 +17,7 @@ from g2c_serving.sample.sampler import MIN_TEMPERATURE
 @exercise(
     "03.seat",
     "One generator draws for a batch of 8, row by row, and nobody joins or leaves. You sit in the "
-    "last seat. The how many-th number of the generator draws your fifth token?",
+    "last seat. Counted from 1, which number of the generator draws your fifth token?",
     hint="Every step takes one number for each row.",
     rel=0,
     why="Four steps of 8 numbers, and then the eighth. With 9 in the batch it would be another.",

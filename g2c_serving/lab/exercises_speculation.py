@@ -98,6 +98,40 @@ def _planner_cases() -> list[tuple[list[list[float]], list[float]]]:
     return cases
 
 
+def _walk(
+    confidences: list[list[float]], step_ms: list[float], worth: Callable, patient: bool = True
+) -> list[int]:
+    """A planner that takes the drafts by `worth` of their request's confidences; not `patient`, it
+    stops at the first row that does not pay."""
+    pool = [(each, request) for request, row in enumerate(confidences) for each in worth(row)]
+    drafts, tokens = [0] * len(confidences), float(len(confidences))
+    best, rate = drafts, tokens / step_ms[len(drafts)]
+    for each, request in sorted(pool, key=lambda draft: -draft[0]):
+        tokens += each
+        drafts = [n + (k == request) for k, n in enumerate(drafts)]
+        if (now := tokens / step_ms[len(drafts) + sum(drafts)]) > rate:
+            best, rate = drafts, now
+        elif not patient:
+            break
+    return best
+
+
+PLANNER_SLIPS: tuple[tuple[Callable, str], ...] = (
+    (
+        lambda confidences, step_ms: _walk(confidences, step_ms, list),
+        "You take each confidence for itself. A draft counts only if all before it do: multiply.",
+    ),
+    (
+        lambda confidences, step_ms: _walk(confidences, step_ms, np.cumprod, patient=False),
+        "You stop at the first row that does not pay. A later one may pay again: try all totals.",
+    ),
+    (
+        lambda confidences, step_ms: [n + 1 for n in _walk(confidences, step_ms, np.cumprod)],
+        "Return the drafts alone, without the ordinary row that each request has anyway.",
+    ),
+)
+
+
 @exercise(
     "04.planner",
     "Write planner(confidences, step_ms), the Brief's four steps in plain Python: confidences is a "
@@ -108,6 +142,7 @@ def _planner_cases() -> list[tuple[list[list[float]], list[float]]]:
     hint="Make a list of (survival, request) over all drafts, the likeliest first. Walk down it, "
     "keep count of the tokens, and remember how far you had come when tokens per ms was highest.",
     cases=_planner_cases(),
+    slips=PLANNER_SLIPS,
     rel=0,
     why="That is the engine's planner; it does the same on arrays.",
 )

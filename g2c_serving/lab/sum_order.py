@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from g2c_serving.lab.panel import Panel, choice, slider, stops
-from g2c_serving.lab.plots import BLUE, ORANGE
+from g2c_serving.lab.plots import BLUE, ORANGE, source_note
 from g2c_serving.lab.sampling_pitfalls import (
     order_changes_token,
     probabilities,
@@ -52,11 +52,15 @@ def panel() -> Panel:
 def _draw(figure: Figure) -> dict[str, Any]:
     figure.set_layout_engine("constrained", rect=(0.03, 0, 0.97, 1))  # room for wider numbers
     axes = figure.subplots()
-    (apart,) = axes.plot([], [], color=ORANGE, linewidth=1.4)
-    (worst,) = axes.plot([], [], color=BLUE, marker="o", linestyle="", markersize=7)
+    (apart,) = axes.plot([], [], color=ORANGE, linewidth=1.4, label="in a row minus in blocks")
+    (worst,) = axes.plot(
+        [], [], color=BLUE, marker="o", linestyle="", markersize=7, label="where they differ most"
+    )
     axes.set(
         xlim=(0, VOCAB), xlabel="token id", ylabel="difference of the two sums\n(share of all)"
     )
+    axes.legend(loc="upper left", ncols=2, fontsize=9)
+    source_note(axes, "Measured here", "invented weights")
     return {"axes": axes, "apart": apart, "worst": worst}
 
 
@@ -65,7 +69,7 @@ def _update(art: dict[str, Any], kind: str, block: int, seed: int) -> str:
     x = np.arange(VOCAB)
     art["apart"].set_data(x, apart)
     widest = float(np.abs(apart).max())
-    limit = 1.2 * widest or 1
+    limit = 1.5 * widest or 1  # the legend stands above the line
     art["axes"].set_ylim(-limit, limit)
     art["axes"].yaxis.set_major_locator(MaxNLocator(6) if widest else FixedLocator([0]))
     worst = [int(np.abs(apart).argmax())] if widest else []  # no dot on a flat line

@@ -37,7 +37,7 @@ def keyed(seed: int, tokens: int = TOKENS, prompt: int = PROMPT) -> np.ndarray:
 def panel() -> Panel:
     """Move the strangers: one of the two curves stays where it is."""
     controls = {
-        "strangers": slider("Strangers in the batch before you", 0, MOST, 0),
+        "strangers": slider("Strangers in the batch before you", 0, MOST, 3),
         "seed": slider("Your seed", 0, 99, 7),
     }
     return Panel(_draw, _update, controls)
