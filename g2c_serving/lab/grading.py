@@ -203,8 +203,9 @@ def function_problem(exercise: Exercise, answer: Any, reference: Callable) -> st
         except (Exception, SystemExit) as error:  # the learner's code: say what it raised, where
             return f"{shown} raises {type(error).__name__}: {error}."
         if got is None or got is Ellipsis:
+            given = "..." if got is Ellipsis else "None"
             raise Unreadable(
-                f"{shown} returns {got!r}: finish the function and run the cell again."
+                f"{shown} returns {given}: finish the function and run the cell again."
             )
         if problem := value_problem(exercise, got, reference(*case)):
             return f"{shown}: {problem} {slip(exercise, answer)}".strip()

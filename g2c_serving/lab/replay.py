@@ -55,9 +55,9 @@ def replay_table(errors: ReplayErrors | None = None, lengths: Sequence[int] | No
 def _row(errors: ReplayErrors, i: int) -> tuple[str, ...]:
     return (
         f"{errors.lengths[i]} tokens",
-        f"{errors.largest[i]:.1e}",
-        f"{errors.mean[i]:.1e}",
-        f"{max(errors.kl[i], 0):.1e}",
+        _decimals(errors.largest[i]),
+        _decimals(errors.mean[i]),
+        _decimals(max(errors.kl[i], 0)),
         f"{errors.flipped[i]:.1%}",
         _percent(errors.state[i, -1].mean()),
     )

@@ -60,6 +60,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     axes.set(xlim=(0, RESERVED), ylim=(-0.6, 1.6), xlabel="token slots", yticks=(0, 1))
     axes.set_yticklabels(["in blocks", "reserved row"])
     axes.set_xticks(range(0, RESERVED + 1, 256))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(False)
     empty = {"facecolor": "#EEEEEE", "hatch": "", "edgecolor": GREY}
     held = Blocks(axes, 0, "held, empty", **empty)

@@ -112,6 +112,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
 
 def _set_axes(axes: Axes) -> None:
     axes.set(xlim=(0, REQUESTS), ylim=(0, 2048), xlabel="200 requests, shortest first", xticks=[])
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.grid(False)
 
 

@@ -57,10 +57,17 @@ def hit(
     if window + slack == 0:
         raise ValueError("window=0 and slack=0: one of them must be 1 or more, or nothing is left "
                          "to compute the next token from")  # fmt: skip
-    blocks = max(0, min(cached, length - window - slack)) // block_size
+    return _split(length, block_size, window, slack, cached, state_held)
+
+
+def _split(
+    length: int, block_size: int, window: int, slack: int, cached: int, state_held: bool
+) -> Hit:
+    """The rule itself."""
+    blocks = max(0, min(cached, length - window - slack)) // block_size  # under the cap
     if state_held or window == 0 or blocks == 0:
         return Hit(blocks * block_size, 0, length - blocks * block_size)
-    reused = (blocks - 1) * block_size
+    reused = (blocks - 1) * block_size  # one block back
     if reused <= window:  # the replay would begin at the first token: nothing is saved
         return Hit(0, 0, length)
     return Hit(reused, window, length - reused)
