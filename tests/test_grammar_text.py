@@ -107,7 +107,7 @@ def test_rules_that_serve(rules):
         (None, "str"),
         ("x" * 20_001, "characters"),
         ('root ::= "a"{10001}', "often"),
-        ('root ::= "\ud800"', "no text"),
+        ('root ::= "\ud800"', "lone surrogate"),
         ('a ::= "x"', "no 'root'"),
         ("root ::= a", "not defined"),
         ('root ::= "a"\nroot ::= "b"', "twice"),

@@ -40,10 +40,8 @@ def fit_drafter(drafter: LanguageModel, lm: LanguageModel) -> LanguageModel:
 
 def _widen(embedding: torch.Tensor, lm: LanguageModel) -> torch.Tensor:
     """Rows for all ids of `lm`: of a merged id the mean of its two parts, of others zero."""
-    known = len(embedding)
-    wide = torch.cat(
-        [embedding, embedding.new_zeros(max(0, lm.vocab_size - known), len(embedding[0]))]
-    )
+    known, dim = embedding.shape
+    wide = torch.cat([embedding, embedding.new_zeros(max(0, lm.vocab_size - known), dim)])
     for left, right, new_id in lm.tokenizer.merges:
         if known <= new_id < len(wide):
             wide[new_id] = (wide[left] + wide[right]) / 2

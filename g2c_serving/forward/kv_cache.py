@@ -62,10 +62,8 @@ class KVCache:
     def read_dtype(self) -> torch.dtype:
         """What `read` gives: on a CPU float32 at least, since torch's attention over half-precision
         numbers takes several times as long there."""
-        dtype = self.keys.dtype
-        return (
-            torch.promote_types(dtype, torch.float32) if self.keys.device.type == "cpu" else dtype
-        )
+        dtype, is_cpu = self.keys.dtype, self.keys.device.type == "cpu"
+        return torch.promote_types(dtype, torch.float32) if is_cpu else dtype
 
     @property
     def bytes_per_token(self) -> int:
@@ -126,6 +124,10 @@ class KVCache:
         pages = pages.to(self.keys.device)
         for k, layer in enumerate(layers):
             KVCache.write(self, layer, slots, pages[:, 0, k], pages[:, 1, k])
+
+    def block_bytes(self, layers: Sequence[int]) -> int:
+        """Of one block in `layers`, as `export_blocks` gives it."""
+        return self.block_size * self.bytes_per_token * len(layers) // self.num_layers
 
     def export_blocks(self, blocks: Sequence[int], layers: Sequence[int]) -> list[bytes]:
         """The bytes of each of `blocks` in `layers`."""

@@ -62,10 +62,7 @@ class ModelConfig:
         self._check_shape()
 
     def _check_heads(self) -> None:
-        if (
-            as_int("head_size", self.head_size, 0, MOST) == 0
-            and self.embedding_dim % self.num_heads
-        ):
+        if not as_int("head_size", self.head_size, 0, MOST) and self.embedding_dim % self.num_heads:
             raise ValueError(
                 f"num_heads={self.num_heads} must divide embedding_dim={self.embedding_dim}"
             )

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from g2c_serving.process.prompt import Part, Prompt, Reserved, Text
+from g2c_serving.process.utf8 import as_utf8
 
 MARKERS = {"system": "<|system|>", "user": "<|user|>", "tool": "<|tool_result|>"}
 ASSISTANT, END = Reserved("<|assistant|>"), Reserved("<|end|>")
@@ -148,11 +149,5 @@ def _text(message: Mapping[str, Any], name: str, where: str) -> str:
     value = message.get(name)
     if not isinstance(value, str):
         raise ValueError(f'{where}["{name}"]={value!r} must be a str')
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as err:
-        raise ValueError(
-            f'{where}["{name}"]={value!r} has a lone surrogate at character {err.start}, which '
-            'UTF-8 cannot hold; repair it first: text.encode("utf-8", "replace").decode()'
-        ) from None
+    as_utf8(f'{where}["{name}"]={value!r}', value)
     return value

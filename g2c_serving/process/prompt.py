@@ -58,7 +58,7 @@ class Prompt(Sequence[Reserved | Text]):
     __slots__ = ("_parts",)
 
     def __init__(self, parts: Iterable[Part] = ()) -> None:
-        if isinstance(parts, str | Reserved | Text):
+        if isinstance(parts, Part):
             raise TypeError(
                 f"parts is one {type(parts).__name__}, {parts!r}: pass a list [...], "
                 "or use Prompt.of(...)"
@@ -70,7 +70,7 @@ class Prompt(Sequence[Reserved | Text]):
         """A prompt of whatever stands for one. A str is one text, all of it untrusted."""
         if isinstance(value, Prompt):
             return value
-        return cls([value] if isinstance(value, str | Reserved | Text) else value)
+        return cls([value] if isinstance(value, Part) else value)
 
     @property
     def text(self) -> str:
@@ -89,14 +89,12 @@ class Prompt(Sequence[Reserved | Text]):
         return len(self._parts)
 
     def __add__(self, other: Prompt | Part) -> Prompt:
-        if not isinstance(other, Prompt | Reserved | Text | str):
+        if not isinstance(other, Prompt | Part):
             return NotImplemented
         return Prompt((*self, *Prompt.of(other)))
 
     def __radd__(self, other: Part) -> Prompt:
-        return (
-            Prompt.of(other) + self if isinstance(other, Reserved | Text | str) else NotImplemented
-        )
+        return Prompt.of(other) + self if isinstance(other, Part) else NotImplemented
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Prompt) and self._parts == other._parts

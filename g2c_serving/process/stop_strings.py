@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from itertools import islice
 
+from g2c_serving.process.utf8 import as_utf8
+
 MAX_STOPS, MAX_STOP_LENGTH = 64, 1000  # strings of a request, characters of each
 
 
@@ -45,8 +47,7 @@ def _check(i: int, stop: object) -> None:
             f"stop[{i}] has {len(stop):,} characters; at most {MAX_STOP_LENGTH:,}, so that little "
             "text is held back. Its beginning will do"
         )
-    if any("\ud800" <= char <= "\udfff" for char in stop):
-        raise ValueError(f"stop[{i}]={stop!r} has a lone surrogate, which no text can hold")
+    as_utf8(f"stop[{i}]={stop!r}", stop)
 
 
 class StopStrings:

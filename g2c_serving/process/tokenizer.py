@@ -28,6 +28,7 @@ import tokenizers
 
 from g2c_serving.process import bpe_file
 from g2c_serving.process.prompt import Encoded, Part, Prompt, Reserved, Span
+from g2c_serving.process.utf8 import as_utf8
 
 COURSE_SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -78,7 +79,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of ordinary text; never a reserved id. ValueError for lone surrogates."""
-        return self._encode_all([_utf8(text)])[0]
+        return self._encode_all([as_utf8("text", text)])[0]
 
     def encode_parts(self, parts: Prompt | Iterable[Part]) -> list[int]:
         """The ids of a prompt in parts. Each text part is encoded for itself, so no merge crosses
@@ -153,7 +154,7 @@ class Tokenizer:
                 if isinstance(part, Reserved):
                     self.reserved_id(part.name)
                 else:
-                    texts.append(_utf8(part.text))
+                    texts.append(as_utf8("text", part.text))
             except ValueError as err:
                 raise ValueError(f"part {index}: {err}") from None
         alone = {name: [token_id] for name, token_id in self.reserved.items()}
@@ -218,16 +219,6 @@ def merge_bytes(data: bytes, ranks: dict[tuple[int, int], int]) -> list[int]:
                 pair = (ids[k], ids[after[k]])
                 heapq.heappush(heap, (ranks[pair], k, pair))
     return [i for i in ids if i >= 0]
-
-
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError as err:
-        raise ValueError(
-            f"text has a lone surrogate at character {err.start}, which UTF-8 cannot hold; "
-            'repair it first, for example text.encode("utf-8", "replace").decode()'
-        ) from None
 
 
 def _as_prompt(parts: Prompt | Iterable[Part]) -> Prompt:

@@ -11,6 +11,17 @@ REPLACEMENT = "\ufffd"
 BEFORE = -1  # stands for the token of bytes that were there before the first one
 
 
+def as_utf8(name: str, text: str) -> bytes:
+    """The bytes of a text. ValueError for a lone surrogate, by the `name` of what has it."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as err:
+        raise ValueError(
+            f"{name} has a lone surrogate at character {err.start}, which UTF-8 cannot hold; "
+            'repair it first, for example text.encode("utf-8", "replace").decode()'
+        ) from None
+
+
 class Utf8Stream:
     """Bytes in, characters out. `held` are the bytes of a character that is not whole, at most 3.
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 import warnings
 
+from g2c_serving.process.utf8 import as_utf8
+
 MAX_PATTERN_CHARS = 10_000
 MAX_PATTERN_SIZE = 10_000  # characters with all repetition written out, and `open_size`
 
@@ -80,10 +82,7 @@ def check_text(name: str, text: object, most: int) -> None:
         raise ValueError(f"{name} is empty; say what to admit")
     if len(text) > most:
         raise ValueError(f"{name} has {len(text)} characters; at most {most} serve")
-    try:
-        text.encode()
-    except UnicodeEncodeError as err:
-        raise ValueError(f"{name} is no text: {err}") from None
+    as_utf8(name, text)
 
 
 def _size(pattern: str, in_json: bool) -> int:

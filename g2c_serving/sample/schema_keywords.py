@@ -90,12 +90,10 @@ def bounds(schema: dict[str, Any], keys: tuple[str, str], inwards: int) -> list[
 def refusal(at: str, key: str, kind: str) -> str:
     of = [name for name, keys in OF_TYPE.items() if key in keys]
     if key in KINDS or (kind != "type" and of):
-        beside = f"beside {kind!r} it is not kept; " if kind else ""
-        remedy = (
-            f"{beside}write it in a schema of its own"
-            if kind
-            else (f'without a type it is not kept; add "type": "{of[0]}"')
-        )
+        if kind:
+            remedy = f"beside {kind!r} it is not kept; write it in a schema of its own"
+        else:
+            remedy = f'without a type it is not kept; add "type": "{of[0]}"'
     elif of:
         remedy = f"it says something about {' and '.join(of)} only; take it out"
     else:

@@ -159,8 +159,8 @@ def assistant(*content: Part) -> Document:
     return [Reserved("<|assistant|>"), "\n", *content, Reserved("<|end|>")]
 
 
-def _preamble(rng: random.Random, share: float = 0.12) -> Document:
-    return system(rng.choice(PREAMBLES)) if rng.random() < share else []
+def _preamble(rng: random.Random) -> Document:
+    return system(rng.choice(PREAMBLES)) if rng.random() < 0.12 else []
 
 
 def _sum(rng: random.Random) -> str:

@@ -32,8 +32,6 @@ WINDOW_CONFIG: dict[str, Any] = {
     "window": 32,
     "window_layers": [0, 1, 3, 4],
 }
-
-
 DRAFTER_CONFIG = {
     "embedding_dim": 128,
     "num_layers": 2,

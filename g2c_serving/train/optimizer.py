@@ -15,12 +15,12 @@ from torch import Tensor, nn
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # odd quintic that pulls (0, 1] towards 1
 
 
-def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
+def orthogonalize(matrix: Tensor) -> Tensor:
     """The matrix with its singular values pushed to about 1 (0.7 to 1.2); same shape (m, n)."""
     a, b, c = NEWTON_SCHULZ
     x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T  # (s, l), s <= l
     x = x / (x.norm() + 1e-7)
-    for _ in range(steps):
+    for _ in range(5):
         gram = x @ x.T  # (s, s)
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x if matrix.shape[0] <= matrix.shape[1] else x.T
