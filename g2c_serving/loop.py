@@ -47,6 +47,8 @@ class Loop(Launches):
         self.pages = self.cache if self.speculator is None else self.speculator.pages
         self.page_work: Any = self.pages  # what the pages of new owners are prepared through
         self.prefix_cache = make_prefix_cache(lm, self.model, self.config, self.block_manager)
+        if self.prefix_cache.disk is not None:
+            self.prefix_cache.block_bytes = self.pages.block_bytes(self.prefix_cache.global_layers)
         self.scheduler = Scheduler(
             self.prefix_cache,
             self.config.max_num_batched_tokens,

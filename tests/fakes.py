@@ -77,6 +77,9 @@ class FakeCache:
             for tokens, to in copied:
                 pages[to] = tokens
 
+    def block_bytes(self, layers: Sequence[int]) -> int:
+        return self.block_size * self.bytes_per_token
+
     def export_blocks(self, blocks: list[int], layers: list[int]) -> list[bytes]:
         return [self.tokens[block].numpy().tobytes() for block in blocks]
 

@@ -8,6 +8,7 @@ from fakes import GREEDY, FakeLM, continuation, engine, run
 from small_models import random_lm
 
 import g2c_serving as g
+from g2c_serving.schedule.block_files import BlockFiles
 from g2c_serving.schedule.hit_rule import hit
 from g2c_serving.schedule.window_states import WindowStates
 
@@ -67,6 +68,22 @@ def test_a_damaged_block_ends_the_hit_before_it(tmp_path, at):
     file.write_bytes(damaged)
     assert ask(on_disk(tmp_path), prompt).num_cached_tokens == 4 * at
     assert ask(on_disk(tmp_path), prompt).num_cached_tokens == 12  # written anew
+
+
+@pytest.mark.parametrize("extra", [-1, 1, -8, 8, 10_000])
+def test_a_block_of_another_length_harms_nobody_though_its_checksum_is_right(tmp_path, extra):
+    """Forged, or written by a program with another layout: dropped, computed again, and kept."""
+    prompt = EIGHT + [1, 2, 3, 4, 5]
+    e = on_disk(tmp_path)
+    ask(e, prompt)
+    name, files = e.prefix_cache.names(prompt)[1], BlockFiles(tmp_path / "v1")
+    whole = files.read(name, 10**6)
+    files.write_part(name, "0f", memoryview((whole + bytes(10_000))[: len(whole) + extra]))
+    assert files.publish(name, "0f")
+    other = on_disk(tmp_path)
+    assert ask(other, prompt).num_cached_tokens == 4
+    assert files.read(name, 10**6) == whole, "written anew"
+    assert ask(on_disk(tmp_path), prompt).num_cached_tokens == 12
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 10])

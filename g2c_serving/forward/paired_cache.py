@@ -29,6 +29,10 @@ class PairedCache:
         self.target.clear(blocks)
         self.drafter.clear(blocks)
 
+    def block_bytes(self, layers: Sequence[int]) -> int:
+        """Of one block in the target's `layers` and all of the drafter's."""
+        return self.target.block_bytes(layers) + self.drafter.block_bytes(self._drafter_layers)
+
     def export_blocks(self, blocks: Sequence[int], layers: Sequence[int]) -> list[bytes]:
         """The bytes of each of `blocks` in the target's `layers`, then in all of the drafter's."""
         ours = self.target.export_blocks(blocks, layers)
@@ -39,8 +43,7 @@ class PairedCache:
         self, blocks: Sequence[int], layers: Sequence[int], pages: Sequence[bytes]
     ) -> None:
         """Write what `export_blocks` gave, to other blocks perhaps."""
-        cut = self.target.block_size * self.target.bytes_per_token
-        cut = cut * len(layers) // self.target.num_layers
+        cut = self.target.block_bytes(layers)
         self.target.import_blocks(blocks, layers, [page[:cut] for page in pages])
         self.drafter.import_blocks(blocks, self._drafter_layers, [page[cut:] for page in pages])
 

@@ -46,12 +46,18 @@ class DiskStore:
         """The leading hashes that can be read, by the index alone."""
         return list(takewhile(self.index.whole(hashes, now).__contains__, hashes))
 
-    def read(self, hashes: Sequence[bytes], now: float, payloads: list[bytes]) -> None:
+    def read(
+        self,
+        hashes: Sequence[bytes],
+        now: float,
+        payloads: list[bytes],
+        num_bytes: int | None = None,
+    ) -> None:
         """Append the leading blocks' payloads, verified, and mark them as used."""
         for block_hash in self.match(hashes, now):
-            payload = self.files.read(block_hash, self.capacity)
+            payload = self._payload(block_hash, num_bytes)
             if payload is None:
-                self._discard(block_hash, now)
+                self._discard(block_hash, now, num_bytes)
                 break
             payloads.append(payload)
         if payloads:
@@ -117,11 +123,18 @@ class DiskStore:
             self.index.forget(still_mine - done)
         return len(done)
 
-    def _discard(self, block_hash: bytes, now: float) -> None:
+    def _payload(self, block_hash: bytes, num_bytes: int | None) -> bytes | None:
+        """What the block's file holds; None for what is damaged, or has another length."""
+        payload = self.files.read(block_hash, self.capacity)
+        if payload is not None and num_bytes not in (None, len(payload)):
+            return None
+        return payload
+
+    def _discard(self, block_hash: bytes, now: float, num_bytes: int | None) -> None:
         """Remove a block that is not what its row says, unless somebody has just replaced it."""
         with self.index.transaction():
             there = self.index.whole([block_hash], now)
-            if not there or self.files.read(block_hash, self.capacity) is not None:
+            if not there or self._payload(block_hash, num_bytes) is not None:
                 return
             if self.files.remove(block_hash):
                 self.index.forget(there)

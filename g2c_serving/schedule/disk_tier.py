@@ -99,11 +99,12 @@ class DiskTier:
             return self._opened().index.settled(hashes, self.clock())
         return set()
 
-    def read(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """The payloads of the leading blocks, each one verified; marks them as used."""
+    def read(self, hashes: Sequence[bytes], num_bytes: int | None = None) -> list[bytes]:
+        """The payloads of the leading blocks, each one verified; marks them as used. With
+        `num_bytes`, a block of another length counts as damaged."""
         payloads: list[bytes] = []
         with self._tolerant():
-            self._opened().read(hashes, self.clock(), payloads)
+            self._opened().read(hashes, self.clock(), payloads, num_bytes)
         return payloads
 
     def write(

@@ -55,6 +55,7 @@ class PrefixCache:
     window          tokens that the window layers see; 0 for a model without any
     global_layers, window_layers   of the KV cache
     disk            None: no disk tier
+    block_bytes     of a block on disk: one of another length is damaged. None: not checked
     exact           never replay a window: what cannot be reused bit for bit is computed
     """
 
@@ -65,6 +66,7 @@ class PrefixCache:
     global_layers: Sequence[int] = ()
     window_layers: Sequence[int] = ()
     disk: DiskTier | None = None
+    block_bytes: int | None = None
     exact: bool = False
     windows: WindowStates = field(default_factory=WindowStates)
     loads: list[Load] = field(default_factory=list)
@@ -115,7 +117,7 @@ class PrefixCache:
         """The blocks after the shared ones, as far as the disk has them."""
         assert self.disk is not None
         names = request.block_hashes[len(shared) : self._most_blocks(request)]
-        payloads = self.disk.read(names) if names else []
+        payloads = self.disk.read(names, self.block_bytes) if names else []
         return Load(request, len(shared), names[: len(payloads)], payloads) if payloads else None
 
     def _from_both(self, request: Request, shared: list[int]) -> Load | None:
@@ -126,7 +128,7 @@ class PrefixCache:
         rule = self._rule(request, self.disk.match(names) * size)
         payloads: list[bytes] = []
         while rule.reused - rule.replayed > len(shared) * size:
-            payloads = self.disk.read(names[: rule.reused // size])
+            payloads = self.disk.read(names[: rule.reused // size], self.block_bytes)
             if len(payloads) * size == rule.reused:
                 break
             rule = self._rule(request, len(payloads) * size)  # a block was damaged
