@@ -64,6 +64,18 @@ def test_resume_equals_an_uninterrupted_run(tmp_path, tokenizer: Tokenizer) -> N
         assert name == other and torch.equal(a, b), name
 
 
+def test_a_checkpoint_that_is_damaged_is_refused(tmp_path, tokenizer: Tokenizer) -> None:
+    """Cut off, empty, no file of torch's, or of something else."""
+    run, path = Run(SMALL, tokenizer), tmp_path / "run.pt"
+    save_checkpoint(run, path)
+    whole = path.read_bytes()
+    torch.save([1, 2], path)
+    for content in (whole[: len(whole) // 2], b"", b"hello", path.read_bytes()):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"run\.pt is no checkpoint of ours, or is damaged"):
+            load_checkpoint(run, path)
+
+
 def test_an_interrupt_leaves_a_checkpoint(tmp_path, tokenizer: Tokenizer) -> None:
     def interrupt(run: Run) -> None:
         if run.step == 3:

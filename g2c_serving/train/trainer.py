@@ -157,12 +157,11 @@ def load_checkpoint(run: Run, path: Path) -> None:
         raise FileNotFoundError(f"no checkpoint {path}: start without --resume")
     try:
         content = torch.load(path, weights_only=True)
-    except pickle.UnpicklingError:
+        run.restore(content)
+    except (pickle.UnpicklingError, EOFError, KeyError, RuntimeError, TypeError) as err:
         raise ValueError(
-            f"{path} is no checkpoint of ours: it is not tensors, numbers and dicts alone; start "
-            "without --resume"
-        ) from None
-    run.restore(content)
+            f"{path} is no checkpoint of ours, or is damaged; start without --resume"
+        ) from err
 
 
 def export(run: Run, out: Path, name: str = "tiny") -> dict[str, Any]:
