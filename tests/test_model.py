@@ -155,8 +155,8 @@ def test_inflate_keeps_the_logits_and_reaches_its_size():
         assert torch.equal(before, after)
     cache = Transformer(big.config, big.weights).new_cache(4, 4)
     assert cache.keys.shape[0] == lm.config.num_layers  # no KV for what was added
-    with pytest.raises(ValueError, match="megabytes=0.01"):
-        g.inflate(lm, megabytes=0.01)
+    with pytest.raises(ValueError, match="megabytes"):
+        g.inflate(lm, megabytes="many")
 
 
 ORACLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

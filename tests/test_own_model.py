@@ -14,7 +14,15 @@ from course_files import SHAPES
 from notebook_session import PROBE, Session
 
 import g2c_serving as g
-from g2c_serving.lab import conversation, held_out, own_model, promoting, restart
+from g2c_serving.lab import (
+    conversation,
+    held_out,
+    own_budget,
+    own_model,
+    promoting,
+    restart,
+    speculation_speed,
+)
 from g2c_serving.lab.render import code_cells
 from g2c_serving.paths import NOTEBOOKS
 
@@ -70,6 +78,19 @@ def test_a_model_is_called_by_its_own_name_and_weight(root):
     assert own_model.weighed(g.load("tiny")) == "tiny, 14 MB"
     lm = loaded(root)
     assert own_model.weighed(lm) == f"{STORY}, {4 * lm.num_parameters / 1e6:.0f} MB"
+
+
+def test_a_model_that_is_large_already_is_not_inflated(root, capsys):
+    """The pages that compare `lm` with its inflated self have one model then, and one line."""
+    lm, drafter = loaded(root), loaded(root, f"Small-{STORY}")
+    size = sum(t.numel() for t in lm.weights.values()) * 4 / 1e6
+    assert g.inflate(lm, size / 2) is lm
+    assert capsys.readouterr().out.startswith(f"{STORY} takes {size:,.0f} MB")
+    assert g.inflate(lm, size + 1) is not lm and not capsys.readouterr().out
+    assert len(own_budget.row_prices([lm, lm], rows=(1, 2)).rows) == 1
+    speeds = speculation_speed.measure([lm, lm], drafter, loads=(1,), seconds=0.1)
+    assert [s.mode for s in speeds] == ["off", "fixed", "budgeted"]
+    assert len(speculation_speed.findings(speeds).splitlines()) == 2
 
 
 def test_thoughts_are_added_behind_the_last_token(root, capsys):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import queue
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from g2c_serving.lab import process_group
 from g2c_serving.lab.child_process import ChildProcess
 from g2c_serving.lab.process_group import Job, Limits, ProcessGroup, options
 
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 POSIX = pytest.mark.skipif(os.name != "posix", reason="process groups of POSIX")
 
 
@@ -121,7 +123,7 @@ def test_those_that_a_process_has_started_end_with_it(leader, tmp_path):
 
 
 def test_an_interrupt_while_it_is_waited_for_ends_it(tmp_path):
-    class Interrupted:
+    class Interrupted(queue.SimpleQueue):  # the thread that reads goes on putting
         def get(self, timeout):
             raise KeyboardInterrupt
 

@@ -20,14 +20,16 @@ def inflate(lm: LanguageModel, megabytes: float, seed: int = 0) -> LanguageModel
     """`lm` with feed-forward blocks added until its float32 weights take `megabytes` (10^6 bytes).
 
     The added blocks have no attention and no KV, and their output projections are zero: the tokens
-    stay the same, each pass costs what a model of that size costs in its linear layers.
+    stay the same, each pass costs what a model of that size costs in its linear layers. A model
+    that has as much already is returned as it is; that says so.
     """
     if not isinstance(lm, LanguageModel):
         raise TypeError(f"lm is {lm!r}: pass a loaded model, for example load('tiny')")
     megabytes = as_number("megabytes", megabytes)
     now = 4 * lm.num_parameters / 1e6
     if megabytes <= now:
-        raise ValueError(f"megabytes={megabytes} is not above the {now:.1f} MB that {lm.name} has")
+        print(f"{lm.name} takes {now:,.0f} MB, not below {megabytes:g}: it is used as it is.")
+        return lm
     dim, first = lm.config.embedding_dim, lm.config.num_layers
     wide = ["fc1", "gate"] if lm.config.gated else ["fc1"]
     # hidden units to add, each with its biases

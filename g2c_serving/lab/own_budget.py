@@ -63,7 +63,7 @@ def measure(
     """Profile the targets and the drafter: about five seconds."""
     confidences = evidence.confidences[evidence.verified == evidence.confidences.shape[1]]
     most = LOADS[-1] * (1 + confidences.shape[1])
-    curves = {lm.name: _curve(lm, most) for lm in targets}
+    curves = {lm.name: _curve(lm, most) for lm in dict.fromkeys(targets)}
     return Machine(curves, _curve(drafter, LOADS[-1]), confidences)
 
 
@@ -76,7 +76,7 @@ def _curve(lm: LanguageModel, max_rows: int) -> StepCurve:
 def row_prices(targets: Sequence[LanguageModel], rows: Sequence[int] = (1, 2, 4, 6, 8)) -> Table:
     """How much longer a pass of so many rows takes than one of a single row."""
     lines = []
-    for lm in targets:
+    for lm in dict.fromkeys(targets):
         curve = _curve(lm, max(rows))
         megabytes = 4 * lm.num_parameters / 1e6
         times = (f"{curve(r) / curve(1):.2f}" for r in rows)
