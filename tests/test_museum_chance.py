@@ -5,7 +5,6 @@ alone is in test_museum.py."""
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 from chi_square import fits
 
 import g2c_serving as g
-from g2c_serving.drafting import Drafter
 from g2c_serving.lab import (
     museum_dice,
     museum_drafters,
@@ -25,7 +23,6 @@ from g2c_serving.lab import (
 )
 from g2c_serving.lab.museum import EXHIBITS, exhibit
 from g2c_serving.sample import rng, sampler
-from g2c_serving.sample.sampler import TOP_P_UNIT, weigh
 
 FAMILIES = museum_drafters, museum_drafts, museum_numerics, museum_sampler, museum_seeds
 NAMES = [
@@ -177,124 +174,3 @@ def test_company_changes_the_last_digits_alone():
     alone, beside, ordinary = ([float(digits) for digits in one] for one in seen)
     assert alone != beside and alone == pytest.approx(beside, rel=1e-4)
     assert alone == pytest.approx(ordinary, abs=1e-3)
-
-
-# ---- how a learner may mend it ----
-
-
-def by_position(requests, vocab_size):
-    batch = sampler_batch(requests, vocab_size)
-    return replace(batch, positions=np.array([r.num_tokens for r in requests]))
-
-
-def one_seed_each(requests, vocab_size):
-    batch = sampler_batch(requests, vocab_size)
-    return replace(batch, seeds=np.array([r.seed for r in requests], dtype=np.uint64))
-
-
-def below_not_at(ordered, count, top_p):
-    sums = ordered.cumsum(-1)
-    shares = sums / sums.gather(1, count - 1)
-    short = shares < torch.from_numpy(top_p)[:, None] / TOP_P_UNIT
-    return torch.minimum(short.sum(-1, keepdim=True) + 1, count)
-
-
-def one_stays(ordered, count, top_p):
-    return museum_sampler.from_the_tail(ordered, count, top_p).clamp(min=1)
-
-
-def best_row_by_row(scores, batch, best=None):
-    weights = museum_sampler.nearly_greedy(scores, batch, best)
-    first = torch.zeros_like(weights).scatter(1, scores.argmax(-1, keepdim=True), 1)
-    greedy = torch.from_numpy(batch.temperature == 0)[:, None]
-    return torch.where(greedy, first, weights)
-
-
-def from_a_copy(weights, *others):
-    return museum_drafts.refuse_for_good(weights.clone(), *others)
-
-
-class SameWeights(Drafter):
-    def _draw(self, logits, settings, i, mask):
-        return super()._draw(logits.bfloat16().float(), settings, i, mask)
-
-
-class OwnGenerator(Drafter):
-    def _draw(self, logits, settings, i, mask):
-        weights, _ = weigh(logits, settings, mask)
-        tokens = []
-        for row, seed, position in zip(weights, settings.seeds, settings.positions, strict=True):
-            generator = torch.Generator().manual_seed(int(seed) + int(position))
-            tokens.append(torch.multinomial(row.double(), 1, generator=generator))
-        return torch.cat(tokens), weights
-
-
-class WritesOnly(Drafter):
-    def _advance(self, tokens, positions, tables, i):
-        return super()._advance(tokens, positions, tables, i)
-
-
-sampler_batch = sampler.batch_of
-MENDED = {
-    "seedless_neighbour": one_seed_each,
-    "forgetful_draws": by_position,
-    "one_too_many": below_not_at,
-    "nothing_left": one_stays,
-    "nearly_greedy": best_row_by_row,
-    "rounded_drafts": SameWeights,
-    "zeroed_in_place": from_a_copy,
-    "missing_last_draft": WritesOnly,
-    "unkeyed_drafts": OwnGenerator,
-}
-
-
-@pytest.mark.parametrize("name", MENDED)
-def test_another_way_to_mend_it_is_right_too(name):
-    one = exhibit(name)
-    assert one.verdict_on(one.look(MENDED[name])) == ""
-
-
-class ExactDraws(Drafter):
-    """Now the draws are exact, and the weights are rounded."""
-
-    def _draw(self, logits, settings, i, mask):
-        tokens, _ = super()._draw(logits, settings, i, mask)
-        weights, _ = weigh(logits.bfloat16(), settings, mask)
-        return tokens, weights
-
-
-class OneGenerator(Drafter):
-    """A generator of its own, seeded once, that goes on from request to request."""
-
-    generator = torch.Generator().manual_seed(0)
-
-    def _draw(self, logits, settings, i, mask):
-        weights, _ = weigh(logits, settings, mask)
-        return torch.multinomial(weights.double(), 1, generator=self.generator)[:, 0], weights
-
-
-def none_too_many(ordered, count, top_p):
-    """The one that crosses is cut off as well."""
-    return (museum_sampler.crossing(ordered, count, top_p) - 2).clamp(min=1)
-
-
-def one_for_all_ties(scores, batch, best=None):
-    """Greedy wherever anybody is."""
-    greedy = (batch.temperature == 0).any()
-    temperature = np.zeros_like(batch.temperature) if greedy else batch.temperature
-    return sampler_weights(scores, replace(batch, temperature=temperature + 1e-5), best)
-
-
-sampler_weights = sampler.integer_weights
-HALF = {
-    "rounded_drafts": ExactDraws,
-    "unkeyed_drafts": OneGenerator,
-    "one_too_many": none_too_many,
-    "nearly_greedy": one_for_all_ties,
-}
-
-
-@pytest.mark.parametrize("name", HALF)
-def test_half_a_mend_is_not_enough(name):
-    one = exhibit(name)
-    assert one.verdict_on(one.look(HALF[name]))
