@@ -87,7 +87,7 @@ def pick(
         return next(i for i in ids if logits[i] == best)
     weights = [round(2**32 * math.exp((logits[i] - best) / temperature)) for i in ids]
     place = np.array([len(tokens)])
-    low, high, *_ = rng.draw(np.array([seed], dtype=np.uint64), place)[0].tolist()
+    low, high, *_ = rng.philox(np.array([seed], dtype=np.uint64), rng.counters(place))[0].tolist()
     target = ((low << 32 | high) >> 2) * sum(weights) >> 62
     for i, weight in zip(ids, weights, strict=True):
         if target < weight:

@@ -179,7 +179,8 @@ def test_seeded_samples_are_the_loops_with_the_same_coin(i):
         nonlocal position
         scaled = (logits.numpy() - logits.numpy().max()) / params.temperature
         weights = [round(w * 2**32) for w in np.exp(scaled).tolist()]
-        low, high, *_ = rng.draw(np.array([params.seed], dtype=np.uint64), np.array([position]))[0]
+        key, counter = np.array([params.seed], dtype=np.uint64), rng.counters(np.array([position]))
+        low, high, *_ = rng.philox(key, counter)[0]
         target = ((int(low) << 32 | int(high)) >> 2) * sum(weights) >> 62
         position += 1
         return next(i for i, total in enumerate(itertools.accumulate(weights)) if total > target)

@@ -42,17 +42,6 @@ def philox(key: np.ndarray, counter: np.ndarray) -> np.ndarray:
     return np.stack((even[0], odd[0], even[1], odd[1]), axis=-1)
 
 
-def draw(
-    seeds: np.ndarray,
-    positions: np.ndarray,
-    use: int | np.ndarray = SAMPLE,
-    attempt: int | np.ndarray = 0,
-    lane: int = TARGET_LANE,
-) -> np.ndarray:
-    """The random words (R, 4) for the token at `positions` (R,) of requests with `seeds` (R,)."""
-    return philox(seeds, counters(positions, use, attempt, lane))
-
-
 def counters(
     positions: np.ndarray,
     use: int | np.ndarray = SAMPLE,
@@ -86,14 +75,14 @@ def target_words(
     seeds, positions = np.tile(seeds, ATTEMPTS), np.tile(positions, ATTEMPTS)
     use = np.tile(use, ATTEMPTS) if isinstance(use, np.ndarray) else use
     attempts = draft * ATTEMPTS + np.repeat(np.arange(ATTEMPTS), len(seeds) // ATTEMPTS)
-    words = draw(seeds, positions, use, attempts, lane)
+    words = philox(seeds, counters(positions, use, attempts, lane))
     bits = (words[:, 0] << np.uint64(30)) | (words[:, 1] >> np.uint64(2))
     return bits.astype(np.int64).reshape(ATTEMPTS, -1)
 
 
 def uniform_bits(seeds: np.ndarray, positions: np.ndarray, use: int = ACCEPT) -> np.ndarray:
     """53 random bits (R,) for each request, int64: a coin shows heads below p * 2^53."""
-    words = draw(seeds, positions, use)
+    words = philox(seeds, counters(positions, use))
     bits = (words[:, 0] << np.uint64(21)) | (words[:, 1] >> np.uint64(11))
     return bits.astype(np.int64)
 
