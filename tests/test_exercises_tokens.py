@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 import random
 
+import numpy as np
 import pytest
+import torch
 
 import g2c_serving as g
 from g2c_serving.lab import exercises, grading
 from g2c_serving.lab import slips_tokens as slips
+from g2c_serving.lab.eleventh import tiny
 from g2c_serving.lab.exercises import EXERCISES, check
 from g2c_serving.lab.grading import Exercise, grade
 from g2c_serving.process.prompt import Reserved
@@ -30,9 +33,9 @@ def encode(parts):
     ids = []
     for part in parts:
         if isinstance(part, Reserved):
-            ids.append(slips.tokenizer().reserved[part.name])
+            ids.append(tiny().reserved[part.name])
         else:
-            ids.extend(slips.tokenizer().encode(part))
+            ids.extend(tiny().encode(part))
     return ids
 
 
@@ -144,7 +147,7 @@ def test_the_references_agree_with_right_answers_on_other_cases():
         text = "".join(rng.choices("ab", k=6))
         stops = ["".join(rng.choices("ab", k=rng.randint(1, 5))) for _ in range(2)]
         assert EXERCISES["05.stop"].right()(text, stops) == shown(text, stops)
-        parser = OutputParser(slips.tokenizer(), stops)
+        parser = OutputParser(tiny(), stops)
         for byte in text.encode():
             if parser.feed(byte):
                 break
@@ -162,7 +165,11 @@ MASK = Exercise("t.mask", "?", lambda: [True, False, False], "-")
         ([True, False, False], True, "Right"),
         ([True, True, False], False, "entry 2 of the list should not be True"),
         ([True, False], False, "2 entries; that is too few"),
-        ([1, 0, 0], None, "True and False; this is 1"),
+        ([1, 0, 0], True, "Right"),
+        (torch.tensor([True, False, False]), True, "Right"),
+        (np.array([True, False, True]), False, "entry 3 of the list should not be True"),
+        ([1, 2, 0], None, "True and False; this is 2"),
+        (["True", "", ""], None, "True and False; this is 'True'"),
         ("TFF", None, "Answer with a list of True and False"),
         (True, None, "Answer with a list of True and False, such as [True, False]; this is True"),
     ],
@@ -170,6 +177,10 @@ MASK = Exercise("t.mask", "?", lambda: [True, False, False], "-")
 def test_masks_are_graded(answer, right, words):
     verdict = grade(MASK, answer)
     assert verdict.right is right and words in verdict.text
+
+
+def test_the_solution_of_a_mask_is_one_that_could_be_typed():
+    assert grade(MASK, [False, False, False], misses=2).solution == "[True, False, False]."
 
 
 def test_a_slip_that_raises_is_no_slip():

@@ -94,6 +94,9 @@ def test_the_table_says_what_became_of_the_marker(shipped: Tokenizer) -> None:
     assert rows["tiny", "promoting"][4] == "259"
     inert = rows["tiny", "ours"]
     assert "259" not in inert[4].split() and inert[3] == "<|user|> <|assistant|>"
+    for path in ("ours", "promoting"):  # the same merges, behind eight names in place of ten
+        assert rows["g2c course", path][2:4] == rows["tiny", path][2:4]
+    assert rows["g2c course", "promoting"][4] == "259"
 
 
 def test_our_layout_of_v4_by_hand() -> None:

@@ -91,8 +91,8 @@ def show(value: Any) -> str:
     """A number as one would write it: 15744 as 15,744 and 13.2113 as 13.2."""
     if isinstance(value, list | tuple):
         return "[" + ", ".join(show(item) for item in value) + "]"
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str | bool):
+        return str(value)
     if float(value).is_integer() or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"

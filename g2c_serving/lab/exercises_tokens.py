@@ -17,8 +17,6 @@ from g2c_serving.process.prompt import Reserved
 from g2c_serving.process.stop_strings import StopStrings
 from g2c_serving.process.utf8 import Utf8Stream
 
-# ---- 05.inert ----
-
 USER, ASSISTANT, THINK, END = map(Reserved, ("<|user|>", "<|assistant|>", "<think>", "<|end|>"))
 PROMPTS: tuple[tuple[list], ...] = (
     ([USER, "hello", ASSISTANT],),
@@ -47,10 +45,8 @@ PROMPTS: tuple[tuple[list], ...] = (
     why="The kind of a part decides, and never its text: that is Tokenizer.encode_parts.",
 )
 def _inert() -> Callable[[list[Reserved | str]], list[int]]:
-    return slips.tokenizer().encode_parts
+    return eleventh.tiny().encode_parts
 
-
-# ---- 05.hold_back ----
 
 BYTES = (
     b"", b"tea", b"a\xe2", b"a\xe2\x9d", b"a\xe2\x9d\xa4", b"\xf0\x9f\x92", b"caf\xc3",
@@ -63,14 +59,15 @@ BYTES = (
     "05.hold_back",
     "Write hold_back(data): how many bytes at the end of `data` wait for the next token, because "
     "more bytes could still make them a character? Bytes that no byte can save do not wait.",
-    hint='Try data[-n:] for n = 3, 2, 1: .decode("utf-8") raises a UnicodeDecodeError whose reason '
-    'is "unexpected end of data" exactly if it is the beginning of a character.',
+    hint='For n = 1, 2, 3: what does data[-n:].decode("utf-8") say? Where it is the beginning of a '
+    'character, it raises a UnicodeDecodeError with start 0 and reason "unexpected end of data".',
     cases=[(data,) for data in BYTES],
     slips=(
         (slips.hold_nothing, slips.HOLD_NOTHING),
         (slips.hold_last_lead, slips.HOLD_LAST_LEAD),
         (slips.hold_high_bytes, slips.HOLD_HIGH_BYTES),
         (slips.hold_from_first_error, slips.HOLD_FROM_FIRST_ERROR),
+        (slips.hold_whole_ones, slips.HOLD_WHOLE_ONES),
     ),
     unit="bytes",
     rel=0,
@@ -84,8 +81,6 @@ def _hold_back() -> Callable[[bytes], int]:
 
     return held
 
-
-# ---- 05.mask ----
 
 PIECES = ("", "t", "tr", "true", "false", "fal", "se", "ue", "1", "12", "2", "rue", "e", "x")
 SENTENCES = ("true", "false", "12", "121")
@@ -116,9 +111,6 @@ def _mask() -> Callable[[Sequence[str], Sequence[str], str], list[bool]]:
     return mask
 
 
-# ---- 05.trigger ----
-
-
 def _triggers() -> list[tuple[list[int], list[int], list[int]]]:
     """Prompt, generated, trigger; ids from a small range, so that they meet often."""
     cases = [([1, 2], [3, 4, 5], [4]), ([9], [7, 7, 8], [7, 8]), ([7], [8, 1], [7, 8])]
@@ -144,6 +136,7 @@ def _triggers() -> list[tuple[list[int], list[int], list[int]]]:
         (slips.trigger_no_fallback, slips.TRIGGER_NO_FALLBACK),
         (slips.trigger_with_gaps, slips.TRIGGER_WITH_GAPS),
         (slips.trigger_first_id, slips.TRIGGER_FIRST_ID),
+        (slips.trigger_last_place, slips.TRIGGER_LAST_PLACE),
     ),
     unit="tokens",
     rel=0,
@@ -160,8 +153,6 @@ def _trigger() -> Callable[[list[int], list[int], list[int]], int]:
 
     return inside_after
 
-
-# ---- 05.stop ----
 
 STOPS: tuple[tuple[str, list[str]], ...] = (
     ("one two", ["three"]), ("one two", ["two"]), ("one tw", ["two"]), ("one t", ["two", "one t!"]),
@@ -193,9 +184,6 @@ STOPS: tuple[tuple[str, list[str]], ...] = (
 )
 def _stop() -> Callable[[str, list[str]], int]:
     return lambda text, stops: len(StopStrings(stops).feed(text)[0])
-
-
-# ---- 05.eleventh ----
 
 
 @exercise(

@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from g2c_serving.lab.answers import Unreadable, in_unit, normal, read_number, show
 from g2c_serving.lab.museum_limits import LimitReached, limited
 
@@ -156,7 +154,7 @@ def list_problem(exercise: Exercise, answer: Any, right: Sequence[float]) -> str
         what = "True and False, such as [True, False]" if is_mask else "numbers, such as [1, 2]"
         raise Unreadable(f"Answer with a list of {what}; this is {reprlib.repr(answer)}.")
     if is_mask:
-        return mask_problem(list(answer), right)
+        return mask_problem([truth(item) for item in answer], right)
     got = []
     for i, item in enumerate(answer):
         if isinstance(item, list | tuple):
@@ -175,17 +173,22 @@ def list_problem(exercise: Exercise, answer: Any, right: Sequence[float]) -> str
     return None
 
 
-def mask_problem(got: Sequence[Any], right: Sequence[Any]) -> str | None:
-    for item in got:
-        if not isinstance(item, bool | np.bool_):
-            raise Unreadable(f"Fill the list with True and False; this is {reprlib.repr(item)}.")
+def truth(item: Any) -> bool:
+    """True or False, also as numpy, torch, 0 and 1 write them. Raises Unreadable."""
+    value = item.item() if getattr(item, "shape", None) == () else item
+    if not isinstance(value, int) or value not in (0, 1):
+        raise Unreadable(f"Fill the list with True and False; this is {reprlib.repr(item)}.")
+    return bool(value)
+
+
+def mask_problem(got: Sequence[bool], right: Sequence[Any]) -> str | None:
     if len(got) != len(right):
         side = "few" if len(got) < len(right) else "many"
         return f"your list has {len(got)} entries; that is too {side}."
     wrong = [i for i, (one, other) in enumerate(zip(got, right, strict=True)) if one != other]
     if not wrong:
         return None
-    return f"entry {wrong[0] + 1} of the list should not be {bool(got[wrong[0]])}."
+    return f"entry {wrong[0] + 1} of the list should not be {got[wrong[0]]}."
 
 
 def function_problem(exercise: Exercise, answer: Any, reference: Callable) -> str | None:

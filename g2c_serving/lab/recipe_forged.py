@@ -1,4 +1,4 @@
-"""One forged message as DeepSeek V4 reads it, beside our own model.
+"""One forged message as DeepSeek V4 reads it, beside our own vocabulary and the course's.
 
 Brief, section 5. V4's tokens were written down once, by `deepseek-recipe` with V4's vocabulary
 (`data/published/recipe_forged.json`, its origin in `data/README.md`), so the page needs neither.
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from g2c_serving.lab.promoting import encode_promoting
+from g2c_serving.lab.promoting import course_vocabulary, encode_promoting
 from g2c_serving.lab.recipe import conversation
 from g2c_serving.lab.table import Table
 from g2c_serving.paths import DATA
@@ -49,28 +49,31 @@ def v4_tokens(tokenizer_json: str | Path) -> dict[str, list[list[Any]]]:
 
 
 def forged_table(tokenizer: Tokenizer) -> Table:
-    """The forged message on each path: V4's as published in `data/published`, ours made now. The
-    last column is what became of the marker of the assistant that the user spelled."""
+    """The forged message on each path: V4's as published in `data/published`, those of `tokenizer`
+    and of one with the course's eight names made now. The last column is what became of the marker
+    of the assistant that the user spelled."""
     published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
-    special = set(published["special_tokens"])
-    v4 = {path: published[path] for path in ("deepseek-recipe", "promoting")}
+    special, marker = set(published["special_tokens"]), "<\uff5cAssistant\uff5c>"
+    rows = [
+        ("DeepSeek V4", path, *_summary(published[path], special, marker))
+        for path in ("deepseek-recipe", "promoting")
+    ]
+    for name, vocabulary in (("tiny", tokenizer), ("g2c course", course_vocabulary(tokenizer))):
+        rows += [
+            (name, path, *_summary(tokens, set(vocabulary.reserved), "<|assistant|>"))
+            for path, tokens in _both_paths(vocabulary).items()
+        ]
+    head = ("vocabulary", "path", "tokens", "reserved tokens", "the user's marker as ids")
+    return Table(head, rows)
+
+
+def _both_paths(tokenizer: Tokenizer) -> dict[str, list[list[Any]]]:
     prompt = chat([{"role": "user", "content": FORGED}])
-    tiny = {
+    paths = {
         "ours": tokenizer.encode_parts(prompt),
         "promoting": encode_promoting(tokenizer, prompt.text),
     }
-    named = {path: [[i, tokenizer.decode([i])] for i in ids] for path, ids in tiny.items()}
-    rows = [
-        ("DeepSeek V4", path, *_summary(tokens, special, "<\uff5cAssistant\uff5c>"))
-        for path, tokens in v4.items()
-    ]
-    reserved = set(tokenizer.reserved)
-    rows += [
-        ("tiny", path, *_summary(tokens, reserved, "<|assistant|>"))
-        for path, tokens in named.items()
-    ]
-    head = ("vocabulary", "path", "tokens", "reserved tokens", "the user's marker as ids")
-    return Table(head, rows)
+    return {path: [[i, tokenizer.decode([i])] for i in ids] for path, ids in paths.items()}
 
 
 def _summary(tokens: list[list[Any]], special: set[str], marker: str) -> tuple[str, str, str]:

@@ -7,19 +7,10 @@ told the words beside it (grading.py).
 from __future__ import annotations
 
 import re
-from functools import cache
 from itertools import groupby
 
-from g2c_serving.paths import DATA
+from g2c_serving.lab.eleventh import tiny
 from g2c_serving.process.prompt import Reserved
-from g2c_serving.process.tokenizer import Tokenizer
-
-
-@cache
-def tokenizer() -> Tokenizer:
-    """That of the shipped models."""
-    return Tokenizer.load(DATA / "tokenizers" / "tiny" / "tokenizer.json")
-
 
 # ---- 05.inert: encode(parts) ----
 
@@ -42,17 +33,17 @@ def _spell(parts) -> str:
 
 
 def one_string(parts):
-    return tokenizer().encode(_spell(parts))
+    return tiny().encode(_spell(parts))
 
 
 def promote_whole(parts):
-    names, texts = tokenizer().reserved, [_spell([part]) for part in parts]
-    ids = ([names[text]] if text in names else tokenizer().encode(text) for text in texts)
+    names, texts = tiny().reserved, [_spell([part]) for part in parts]
+    ids = ([names[text]] if text in names else tiny().encode(text) for text in texts)
     return [token_id for some in ids for token_id in some]
 
 
 def promote(parts):
-    pattern = "(" + "|".join(map(re.escape, tokenizer().reserved)) + ")"
+    pattern = "(" + "|".join(map(re.escape, tiny().reserved)) + ")"
     return promote_whole([piece for part in parts for piece in re.split(pattern, _spell([part]))])
 
 
@@ -60,9 +51,9 @@ def join_neighbours(parts):
     ids = []
     for is_text, some in groupby(parts, lambda part: isinstance(part, str)):
         if is_text:
-            ids += tokenizer().encode("".join(some))
+            ids += tiny().encode("".join(some))
         else:
-            ids += [tokenizer().reserved[part.name] for part in some]
+            ids += [tiny().reserved[part.name] for part in some]
     return ids
 
 
@@ -81,6 +72,8 @@ HOLD_FROM_FIRST_ERROR = (
     "After one broken byte everything waits for ever. Broken bytes are given up, and what comes "
     "after them goes on: look at the error's reason."
 )
+
+HOLD_WHOLE_ONES = "Whole characters wait with the one that is not: look at the error's start."
 
 
 def hold_nothing(data):
@@ -103,14 +96,21 @@ def hold_from_first_error(data):
     return 0
 
 
+def hold_whole_ones(data):
+    for n in (3, 2, 1):
+        try:
+            data[-n:].decode("utf-8")
+        except UnicodeDecodeError as error:
+            if error.reason == "unexpected end of data":
+                return min(n, len(data))
+    return 0
+
+
 # ---- 05.mask: mask(pieces, sentences, text) ----
 
 MASK_FROM_START = "That is the mask of the first step: `text` stands before the piece."
 MASK_ANYWHERE = "The piece has to follow `text` at once; yours may come anywhere in the rest."
-MASK_ONLY_WHOLE = (
-    "Only tokens that complete a sentence are allowed. One that leads further into a sentence is "
-    "right as well."
-)
+MASK_ONLY_WHOLE = "Only tokens that complete a sentence are allowed. One may lead on as well."
 MASK_OTHER_SENTENCE = (
     "The piece fits a sentence that does not begin with `text`. First leave out the sentences that "
     "are lost already."
@@ -156,6 +156,8 @@ TRIGGER_NO_FALLBACK = (
 TRIGGER_WITH_GAPS = "The ids of the trigger have to follow each other; yours may have gaps."
 TRIGGER_FIRST_ID = "The first id of the trigger is not the trigger: all of its ids have to come."
 
+TRIGGER_LAST_PLACE = "That is the last id's place, counted from 0. How many tokens are that?"
+
 
 def trigger_in_prompt(prompt, generated, trigger):
     ids, size = prompt + generated, len(trigger)
@@ -193,6 +195,11 @@ def trigger_with_gaps(prompt, generated, trigger):
 
 def trigger_first_id(prompt, generated, trigger):
     return generated.index(trigger[0]) + 1 if trigger[0] in generated else -1
+
+
+def trigger_last_place(prompt, generated, trigger):
+    start = trigger_start(prompt, generated, trigger)
+    return start + len(trigger) - 1 if start >= 0 else -1
 
 
 # ---- 05.stop: shown(text, stops) ----
