@@ -108,7 +108,7 @@ def test_what_waited_for_its_prefill_is_shipped_from_then_on():
     """The first of two prompts has no second token, so the link is free. The other's prefill is
     from 30 to 60 ms, its cache on the link from 37.5 to 77.5."""
     clock = VirtualClock()
-    filling, decoding = (Machine(clock, COSTS, 1000, lambda job: None) for _ in range(2))
+    filling, decoding = (Machine(clock, COSTS, 1000) for _ in range(2))
     link = Link(gb_per_s=1, bytes_per_token=40_000, layers=4)
     filling.computed = partial(ship_job, filling, link, [decoding])
     jobs = [Job(0, 1000, 1), Job(0, 1000, 3)]

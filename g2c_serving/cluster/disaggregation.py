@@ -91,15 +91,14 @@ class Job:
 
 class Machine:
     """Takes steps as long as it has something to do. A job whose prompt is computed goes to
-    `computed`, which may be this machine's own `decode`.
+    `computed`, which is this machine's own `decode` unless it ships its caches.
 
     Every row gets a token in every step, so a job's tokens are the steps since it `joined`.
     """
 
-    def __init__(
-        self, clock: VirtualClock, costs: CostModel, chunk: int, computed: Callable[[Job], None]
-    ) -> None:
-        self.clock, self.costs, self.chunk, self.computed = clock, costs, chunk, computed
+    def __init__(self, clock: VirtualClock, costs: CostModel, chunk: int) -> None:
+        self.clock, self.costs, self.chunk = clock, costs, chunk
+        self.computed: Callable[[Job], None] = self.decode
         self.prompts: deque[Job] = deque()
         self.coming: list[Job] = []  # to decode from the next step on
         self.rows = self.context = 0  # those that decode, and the tokens that they read
@@ -192,11 +191,8 @@ class Outcome:
 def one_pool(load: Load, machines: int, costs: CostModel, chunk: int = 2048) -> Outcome:
     """Every machine does everything; a request goes to the one with fewest. `chunk`: most prompt
     tokens in a step."""
-    clock, pool = VirtualClock(), []
-    for _ in range(as_int("machines", machines, 1)):
-        machine = Machine(clock, costs, as_int("chunk", chunk, 1), lambda job: None)
-        machine.computed = machine.decode
-        pool.append(machine)
+    clock, number = VirtualClock(), as_int("machines", machines, 1)
+    pool = [Machine(clock, costs, as_int("chunk", chunk, 1)) for _ in range(number)]
     return _run(clock, load, pool, pool)
 
 
@@ -205,12 +201,11 @@ def two_pools(
 ) -> Outcome:
     """Prompts whole, one after the other, in the one pool; rows in the other."""
     link, clock = Link() if link is None else link, VirtualClock()
-    decoding = [Machine(clock, costs, 1, _refuse) for _ in range(as_int("decode", decode, 1))]
-    filling = []
-    for _ in range(as_int("prefill", prefill, 1)):
-        machine = Machine(clock, costs, load.prompt_tokens, _refuse)
+    decoding = [Machine(clock, costs, 1) for _ in range(as_int("decode", decode, 1))]
+    number = as_int("prefill", prefill, 1)
+    filling = [Machine(clock, costs, load.prompt_tokens) for _ in range(number)]
+    for machine in filling:
         machine.computed = partial(ship_job, machine, link, decoding)
-        filling.append(machine)
     return _run(clock, load, filling, [*filling, *decoding])
 
 
@@ -219,10 +214,6 @@ def ship_job(machine: Machine, link: Link, decoding: Sequence[Machine], job: Job
     times = job.began, job.first, machine.link_free_at
     machine.link_free_at = link.arrival_us(job.prompt_tokens, *times)
     machine.clock.at(machine.link_free_at, partial(_decode, decoding, job))
-
-
-def _refuse(job: Job) -> None:
-    raise AssertionError("a prompt in the decode pool")
 
 
 def _decode(pool: Sequence[Machine], job: Job) -> None:

@@ -43,11 +43,6 @@ class MixtureOfExperts:
         """All routed experts of all layers."""
         return self.layers * self.experts * self.expert_bytes
 
-    def experts_read(self, here: float, tokens: int) -> float:
-        """How many of `here` experts of one layer some of `tokens` tokens chose, on average."""
-        missed = (1 - self.chosen / self.experts) ** as_int("tokens", tokens, 0)
-        return here * (1 - missed)
-
     def held(self, gpus: int, copies: int = 0) -> float:
         """Bytes that each of `gpus` holds, with `copies` redundant experts a layer on each."""
         here = self.experts / as_int("gpus", gpus, 1) + as_int("copies", copies, 0)
@@ -61,9 +56,8 @@ class MixtureOfExperts:
         out of range.
         """
         here = self.experts / as_int("gpus", gpus, 1) + as_int("copies", copies, 0)
-        tokens = as_int("tokens", tokens, 0) * gpus
-        read = self.experts_read(here, tokens)
-        return self.other_bytes + self.layers * read * self.expert_bytes
+        missed = (1 - self.chosen / self.experts) ** (as_int("tokens", tokens, 0) * gpus)
+        return self.other_bytes + self.layers * (here * (1 - missed)) * self.expert_bytes
 
 
 # An expert is three matrices of 4,096 x 2,048 in MXFP4: 4 bits a weight, 8 more for every 32.
