@@ -19,7 +19,7 @@ from g2c_serving.forward.low_precision_cache import CACHE_FORMATS
 from g2c_serving.forward.model import Transformer
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.disk_tier import DiskTier
-from g2c_serving.schedule.prefix_tiers import PrefixCache
+from g2c_serving.schedule.prefix_tiers import PrefixCache, layers_of
 from g2c_serving.speculating import Speculator
 
 LAYOUT_VERSION = 1  # of a block's bytes, as `KVCache.export_blocks` gives them
@@ -74,8 +74,8 @@ def make_prefix_cache(
     """The prefix cache of an engine; one that finds and keeps nothing if it is switched off."""
     if not config.enable_prefix_caching:
         return PrefixCache(block_manager)
-    layers = [(b.attention.layer, b.windowed) for b in model.blocks if b.attention is not None]
-    if config.cache_dir is not None and layers and all(windowed for _, windowed in layers):
+    global_layers, window_layers = layers_of(model)
+    if config.cache_dir is not None and window_layers and not global_layers:
         raise ValueError(
             f"cache_dir={str(config.cache_dir)!r} is of no use to {lm.name}: all its layers see a "
             "window only, and the disk keeps the others. Leave cache_dir out"
@@ -85,8 +85,8 @@ def make_prefix_cache(
         fingerprint(lm, model, config),
         enabled=True,
         window=lm.config.window,
-        global_layers=[layer for layer, windowed in layers if not windowed],
-        window_layers=[layer for layer, windowed in layers if windowed],
+        global_layers=global_layers,
+        window_layers=window_layers,
         exact=config.batch_invariant,
         disk=None if config.cache_dir is None else DiskTier(config.cache_dir, config.cache_bytes),
     )

@@ -210,7 +210,7 @@ def test_what_follows_a_replay_enters_no_tier(tmp_path, window_lm):
     second, _, _ = two_turns(e, other)
     before = other.prefix_cache.disk.info().blocks
     assert before == e.prefix_cache.disk.info().blocks == (len(PROMPT) + 5) // 4
-    assert not other.block_manager.hash_of and not len(other.prefix_cache.windows)
+    assert not other.block_manager.hash_of and not other.prefix_cache.windows.num_bytes
     # asked again it is found as it was, so the global layers' blocks were not touched
     again = windowed(tmp_path, window_lm)
     again.prefix_cache.windows = e.prefix_cache.windows

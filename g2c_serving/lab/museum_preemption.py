@@ -94,7 +94,7 @@ register(
 # ---- everybody waits for everybody ----
 
 
-def make_way(self, request):
+def make_way(self):
     return not self.running and self._unpark(useless_too=False)
 
 

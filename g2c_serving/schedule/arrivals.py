@@ -24,7 +24,7 @@ from g2c_serving.forward.model import Transformer
 from g2c_serving.forward.paired_cache import PairedCache
 from g2c_serving.page_calls import PageCalls
 from g2c_serving.request import Request
-from g2c_serving.schedule.prefix_tiers import PrefixCache
+from g2c_serving.schedule.prefix_tiers import PrefixCache, layers_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Pages:
     num_ready: int
     window_start: int
     replay_until: int
-    layers: tuple[tuple[int, ...], tuple[int, ...]]
+    layers: tuple[Sequence[int], Sequence[int]]
     full: torch.Tensor
     window: torch.Tensor
     drafter: torch.Tensor | None
@@ -55,8 +55,7 @@ class Pages:
     ) -> Pages:  # fmt: skip
         """Copies of what the blocks of `table` hold of a request with nothing on its way."""
         count = request.num_computed_tokens
-        kinds = [(b.attention.layer, b.windowed) for b in model.blocks if b.attention is not None]
-        layers = tuple(i for i, w in kinds if not w), tuple(i for i, w in kinds if w)
+        layers = layers_of(model)
         start = max(request.window_start, count - model.config.window) if layers[1] else 0
         slots, drafter = cache.slots(table, 0, count), None
         if isinstance(cache, PairedCache):

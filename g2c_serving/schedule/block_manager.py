@@ -70,7 +70,7 @@ class BlockManager:
 
     # a sequence's table grows, forks, ends
 
-    def num_missing(self, sequence_id: int, num_tokens: int, num_computed: int = 0) -> int:
+    def num_missing(self, sequence_id: int, num_tokens: int, num_computed: int) -> int:
         """Blocks that the sequence needs to hold `num_tokens` tokens and to write the first of
         them that is not computed yet."""
         table = self.tables.get(sequence_id, ())

@@ -43,7 +43,7 @@ class DraftRows:
         """Tokens at its end that a chunk of the request leaves to the next step."""
         return 0
 
-    def share_out(self, requests: Sequence[Request], room: int, spared: int = 0) -> list[int]:
+    def share_out(self, requests: Sequence[Request], room: int, spared: int) -> list[int]:
         """How many drafts to make for each of the requests that decode; sets `num_rows`. In `room`
         rows; blocks beyond `due` come out of the free ones, all but `spared`."""
         return [0] * len(requests)
@@ -73,7 +73,7 @@ class FixedDrafts(DraftRows):
         draft, as it would have without the preemption."""
         return int(request.has_drawn)
 
-    def share_out(self, requests: Sequence[Request], room: int, spared: int = 0) -> list[int]:
+    def share_out(self, requests: Sequence[Request], room: int, spared: int) -> list[int]:
         drafts = [self.due(request) for request in requests]
         self.num_rows = sum(drafts)
         return drafts
@@ -96,7 +96,7 @@ class BudgetedDrafts(FixedDrafts):
     def is_open(self, request: Request) -> bool:
         return False
 
-    def share_out(self, requests: Sequence[Request], room: int, spared: int = 0) -> list[int]:
+    def share_out(self, requests: Sequence[Request], room: int, spared: int) -> list[int]:
         able = [r for r in requests if self.fits(r) and r.num_missing - (r.num_pending > 0) > 1]
         self.num_rows, chosen = self.planner(able, room) if able and room > 0 else (0, [])
         fit = {request.sequence_id for request in chosen if self._has_blocks(request, spared)}

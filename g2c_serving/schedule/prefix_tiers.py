@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import torch
 
 from g2c_serving.forward.kv_cache import KVCache
+from g2c_serving.forward.model import Transformer
 from g2c_serving.forward.paired_cache import PairedCache
 from g2c_serving.request import Request
 from g2c_serving.schedule.block_hash import extend_chain, hash_chain
@@ -34,6 +35,12 @@ from g2c_serving.schedule.hit_rule import Hit, hit
 from g2c_serving.schedule.window_states import WindowStates
 
 SLACK = 1  # tokens that never come from the cache: one, to compute the next token's logits from
+
+
+def layers_of(model: Transformer) -> tuple[list[int], list[int]]:
+    """The layers of its KV cache that see all tokens, and those that see a window."""
+    kinds = [(b.attention.layer, b.windowed) for b in model.blocks if b.attention is not None]
+    return [layer for layer, w in kinds if not w], [layer for layer, w in kinds if w]
 
 
 @dataclass

@@ -32,9 +32,12 @@ class Queues:
         self.arrivals = Arrivals(prefix_cache)  # waiting with pages in host memory
 
     def add(self, request: Request) -> None:
-        """Queue a request. One that comes late, since its grammar had to be compiled, stands where
-        its arrival puts it."""
-        self._wait(request)
+        """Queue a request at the place of its arrival: one whose grammar had to be compiled comes
+        late, one that was preempted comes back."""
+        request.state = WAITING
+        if not self.waiting or self.waiting[-1].sequence_id < request.sequence_id:
+            return self.waiting.append(request)
+        self.waiting.insert(bisect(self.waiting, request.sequence_id, key=ARRIVAL), request)
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let `child` go on from where `parent` is, on the same blocks. It runs if there is a seat
@@ -55,7 +58,7 @@ class Queues:
             self._run(child)
         else:
             self._parked[child.sequence_id] = child
-            self._wait(child)
+            self.add(child)
 
     def remove(self, request: Request) -> None:
         """Forget a request and take its blocks back."""
@@ -70,22 +73,13 @@ class Queues:
         """Nobody knows any more what the pages hold: everything is computed again."""
         self.block_manager.forget_names()
         for request in list(self.running):
-            self.running.remove(request)
-            request.num_preemptions += 1
-            self._wait(request)
-            self.preempted.append(request)
+            self._preempt(request)
         for request in self.waiting:
             self._take_blocks(request)
 
     def _run(self, request: Request) -> None:
         request.state = RUNNING
         insort(self.running, request, key=ARRIVAL)
-
-    def _wait(self, request: Request) -> None:
-        request.state = WAITING
-        if not self.waiting or self.waiting[-1].sequence_id < request.sequence_id:
-            return self.waiting.append(request)
-        self.waiting.insert(bisect(self.waiting, request.sequence_id, key=ARRIVAL), request)
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
@@ -99,7 +93,7 @@ class Queues:
             self._parked[request.sequence_id] = request
         else:
             self._take_blocks(request)
-        self._wait(request)
+        self.add(request)
         self.preempted.append(request)
 
     def _unpark(self, useless_too: bool) -> bool:
@@ -120,7 +114,7 @@ class Queues:
         self.block_manager.free(request.sequence_id)
         request.lose_blocks()
 
-    def _fail(self, request: Request) -> bool:
+    def _fail(self, request: Request) -> None:
         self.remove(request)
         for one in request.family:
             one.finish(
@@ -129,4 +123,3 @@ class Queues:
                 f"blocks of {self.block_manager.block_size}: raise EngineConfig.num_blocks",
             )
         self.failed += request.family
-        return False

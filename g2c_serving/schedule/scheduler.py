@@ -7,7 +7,7 @@ spent:
    Where a block is missing, a fork that waits gives up what it shares, or else the request that
    arrived last its blocks (preemption); it will be computed again later, and no token of it is
    lost.
-2. The next chunk of every prompt that is on its way.
+2. The next chunk of every prompt that is on its way; under a time budget a cost model cuts it.
 3. New requests in the order of their arrival, as soon as their whole context has blocks. What the
    cache holds of it is taken first, so that the chunk is cut from what is left to compute.
 
@@ -18,13 +18,47 @@ Mirrors `csrc/engine/scheduler.hpp` of DeepInfer (Brief, "The change of perspect
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from g2c_serving.request import RUNNING, Request
 from g2c_serving.schedule.cost_model import CostModel
 from g2c_serving.schedule.draft_rows import DraftRows
 from g2c_serving.schedule.prefix_tiers import PrefixCache
 from g2c_serving.schedule.queues import Queues
 from g2c_serving.schedule.scheduled import Scheduled
-from g2c_serving.schedule.step_limits import StepLimits
+
+
+@dataclass
+class StepLimits:
+    """What is left of a step for chunks of prompts: tokens, and under a time budget ms (else there
+    is no cost model either); and whether the step has a chunk yet."""
+
+    tokens: int
+    ms: float | None = None
+    cost_model: CostModel | None = None
+    any_chunk: bool = False
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the time is used up, so that no further chunk can be had."""
+        return self.any_chunk and self.ms is not None and self.ms <= 0
+
+    def take(self, wanted: int, cached: int) -> int:
+        """The largest chunk that fits, of at most `wanted` tokens after `cached` ones; 0 if none
+        does. A time budget that leaves nothing still lets one token through, so that prompts
+        advance."""
+        num_tokens = min(wanted, self.tokens)
+        if self.ms is not None and self.cost_model is not None:
+            fits = self.cost_model.largest_chunk(cached, self.ms)
+            if not self.any_chunk:
+                fits = max(fits, 1)
+            num_tokens = min(num_tokens, fits)
+            self.ms -= self.cost_model.cost(num_tokens, cached)
+        if num_tokens <= 0:
+            return 0
+        self.tokens -= num_tokens
+        self.any_chunk = True
+        return num_tokens
 
 
 class Scheduler(Queues):
@@ -107,7 +141,8 @@ class Scheduler(Queues):
             if request.num_pending:
                 return False
             if manager.blocks_for(num_tokens) > manager.num_blocks:
-                return self._fail(request)
+                self._fail(request)
+                return False
             victim = self.running[-1]
             if self._unpark(useless_too=victim is request):
                 continue
@@ -121,42 +156,35 @@ class Scheduler(Queues):
         """Let the first of the waiting run, if there is a place and blocks for its whole context.
         A parked one goes on with what it holds, one from elsewhere with its pages. True when the
         queue has moved on."""
-        manager = self.block_manager
         if len(self.running) >= self.max_running:
             return False
+        manager = self.block_manager
         if manager.blocks_for(request.num_tokens) > manager.num_blocks:
             self._fail(request)
-        elif request.sequence_id in self._parked:
-            needs = request.sequence_id, len(request.token_ids), request.num_computed_tokens
-            if not self._has_room(request, manager.num_missing(*needs)):
-                return self._make_way(request)
+            return True
+        is_parked = request.sequence_id in self._parked
+        has_pages = self.arrivals.of(request) is not None
+        shared = [] if is_parked or has_pages else self.prefix_cache.find(request)
+        needs = request.sequence_id, len(request.token_ids), request.num_computed_tokens
+        missing = manager.num_missing(*needs) - len(shared) + manager.num_unused(shared)
+        if missing + self._spare(request) > manager.num_free:
+            return self._make_way()
+        if is_parked:
             manager.allocate(*needs)
             del self._parked[request.sequence_id]
-            self._run(self.waiting.popleft())
-        elif self.arrivals.of(request) is not None:
-            if not self._has_room(request, manager.blocks_for(len(request.token_ids))):
-                return self._make_way(request)
+        elif has_pages:
             self.arrivals.admit(request)
-            self._run(self.waiting.popleft())
         else:
-            shared = self.prefix_cache.find(request)
-            missing = manager.blocks_for(len(request.token_ids)) - len(shared)
-            if not self._has_room(request, missing + manager.num_unused(shared)):
-                return self._make_way(request)
             self.prefix_cache.admit(request, shared)
-            self._run(self.waiting.popleft())
+        self._run(self.waiting.popleft())
         return True
-
-    def _has_room(self, request: Request, needed: int) -> bool:
-        """Whether the blocks that the whole context needs are free."""
-        return needed + self._spare(request) <= self.block_manager.num_free
 
     def _spare(self, request: Request) -> int:
         """Blocks that a preempted request leaves for the running ones to grow into, or it would
         soon be preempted again."""
         return len(self.running) if request.num_preemptions else 0
 
-    def _make_way(self, request: Request) -> bool:
+    def _make_way(self) -> bool:
         """The first in the queue has no room. Running requests will end and give it some; if there
         are none, those that are parked hold it."""
         return not self.running and self._unpark(useless_too=True)

@@ -20,9 +20,6 @@ class WindowStates:
         self.capacity_bytes, self.num_bytes = capacity_bytes, 0
         self._states: OrderedDict[bytes, torch.Tensor] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._states)
-
     def __contains__(self, name: bytes) -> bool:
         return name in self._states
 
@@ -37,7 +34,3 @@ class WindowStates:
         self.num_bytes += state.nbytes
         while self.num_bytes > self.capacity_bytes:
             self.num_bytes -= self._states.popitem(last=False)[1].nbytes
-
-    def clear(self) -> None:
-        self._states.clear()
-        self.num_bytes = 0
