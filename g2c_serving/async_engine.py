@@ -47,10 +47,8 @@ from g2c_serving.parts import make_guards
 from g2c_serving.request import Request, SamplingParams
 from g2c_serving.sample.grammar import GrammarState
 from g2c_serving.sampling import Sampled
-from g2c_serving.schedule.scheduled import Scheduled
-from g2c_serving.speculating import Round
 from g2c_serving.streams import CLOSED, Streams
-from g2c_serving.switch_interval import switch_interval
+from g2c_serving.switch_interval import SwitchInterval
 
 DEPTH = 2  # steps on their way: the one that the device computes, and the next
 
@@ -69,7 +67,7 @@ class AsyncEngine(Engine):
         self.is_closed = False
         self.worker = DeviceWorker()
         self._flights: deque[Flight] = deque()  # at most two
-        self._interval = switch_interval()
+        self._interval = SwitchInterval()
         self._streams = Streams(self)
 
     @property
@@ -236,14 +234,9 @@ class AsyncEngine(Engine):
         batch, draws = super()._batch(step), self._in_air.to_fill_in
         return batch if batch is None or draws is None else fill(batch, step.scheduled, draws)
 
-    def _sample(
-        self,
-        scheduled: list[Scheduled],
-        logits: torch.Tensor | None,
-        drafted: Round | None = None,
-    ) -> Sampled:
+    def _sample(self, step: Step, logits: torch.Tensor | None) -> Sampled:
         with self.guards["sample"]:
-            draws = self._draw(scheduled, logits, drafted)
+            draws = self._draw(step, logits)
         if self.speculator is not None:
             return draws.read()
         self._in_air.draws, self._in_air.read = draws, send(draws, self.config.device)

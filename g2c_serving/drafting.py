@@ -38,7 +38,7 @@ class Drafter:
         batch: ForwardBatch,
         requests: Sequence[Request],
         rows: Sequence[int],
-        masks: DraftMasks | None = None,
+        masks: DraftMasks | None,
     ) -> Drafts | None:
         """Compute `batch`, the known tokens of a step, and draft for S of its requests.
 

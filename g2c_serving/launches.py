@@ -75,7 +75,7 @@ class Launches:
             with self._phase(DEVICE, "forward", step), self.guards["forward"]:
                 logits = self._forward(self._batch(step))
             with self._phase(DEVICE, "sample", step):
-                step.sampled = self._sample(step.scheduled, logits, step.drafted)
+                step.sampled = self._sample(step, logits)
         except Exception as err:
             self._note_failure(step, err)
 
@@ -128,25 +128,19 @@ class Launches:
             return None
         return self.model.forward(batch, self.cache)
 
-    def _sample(
-        self,
-        scheduled: list[Scheduled],
-        logits: torch.Tensor | None,
-        drafted: Round | None = None,
-    ) -> Sampled:
+    def _sample(self, step: Step, logits: torch.Tensor | None) -> Sampled:
         """The next tokens of each request that samples in this step. What overrides this lies
         outside of the guard, and may read; what overrides `_draw` may not."""
         with self.guards["sample"]:
-            draws = self._draw(scheduled, logits, drafted)
+            draws = self._draw(step, logits)
         return draws.read()
 
-    def _draw(
-        self, scheduled: list[Scheduled], logits: torch.Tensor | None, drafted: Round | None = None
-    ) -> Draws:
+    def _draw(self, step: Step, logits: torch.Tensor | None) -> Draws:
         """The same, not read yet: they are on the device."""
         if logits is None:
             return Draws([])
-        return next_tokens(scheduled, logits, self._grammars, self.speculator, drafted, self.ledger)
+        drafts = self.speculator, step.drafted
+        return next_tokens(step.scheduled, logits, self._grammars, *drafts, self.ledger)
 
     def _grammars(self, requests: Sequence[Request]) -> list[GrammarState | None]:
         """How far each request is in its grammar."""

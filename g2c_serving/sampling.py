@@ -79,9 +79,9 @@ def next_tokens(
     scheduled: Sequence[Scheduled],
     logits: torch.Tensor,
     grammars: Grammars,
-    speculator: Speculator | None = None,
-    one: Round | None = None,
-    ledger: Ledger | None = None,
+    speculator: Speculator | None,
+    one: Round | None,
+    ledger: Ledger | None,
 ) -> Draws:
     """The next tokens of all requests that sample in this step, from their rows of logits (M, V),
     request after request as they stand in `scheduled`. Those whose mask hangs on a token that is

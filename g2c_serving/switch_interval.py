@@ -17,50 +17,40 @@ from g2c_serving.interrupts import deferred_interrupt
 SECONDS = 5e-6
 
 
-class switch_interval:  # noqa: N801 (named as contextlib names its own)
-    """`sys.setswitchinterval(seconds)` from `hold` to `drop`, or in a `with` block.
+class SwitchInterval:
+    """Sets the interval from `hold` to `drop`, unless it is as short already.
 
-    Counted over all that hold one: the shortest counts, and one that is shorter already stays. When
-    the last drops, or is collected, the former interval is set again to the microsecond, unless
-    somebody has set another meanwhile. Holding twice is holding once.
+    Counted over all that hold it: when the last drops, or is collected, the former interval is set
+    again to the microsecond, unless somebody has set another meanwhile. Holding twice is holding
+    once.
     """
 
     _lock: ClassVar = threading.RLock()  # a collection may drop one within these lines
-    _held: ClassVar[dict[int, int]] = {}  # microseconds, by who holds
-    _former: ClassVar = 0
+    _holders: ClassVar[set[int]] = set()
+    _former: ClassVar = 0  # microseconds, and so is what we have set
     _ours: ClassVar = 0
 
-    def __init__(self, seconds: float = SECONDS) -> None:
-        self._microseconds = max(1, round(1e6 * seconds))
-
     def hold(self) -> None:
-        if id(self) in self._held:
-            return
         with deferred_interrupt(), self._lock:
-            if not self._held:
-                switch_interval._former = switch_interval._ours = _now()
-            self._held[id(self)] = self._microseconds
-            self._settle()
+            if not self._holders:
+                SwitchInterval._former = _now()
+                SwitchInterval._ours = min(self._former, round(1e6 * SECONDS))
+                _set(self._ours)
+            self._holders.add(id(self))
 
     def drop(self) -> None:
-        if id(self) in self._held:
+        if id(self) in self._holders:
             with deferred_interrupt(), self._lock:
-                del self._held[id(self)]
-                self._settle()
+                self._holders.remove(id(self))
+                if not self._holders and _now() == self._ours:
+                    _set(self._former)
 
     __del__ = drop
-
-    def _settle(self) -> None:
-        if _now() == self._ours:  # and nobody else's
-            switch_interval._ours = min([self._former, *self._held.values()])
-            sys.setswitchinterval(1e-6 * (self._ours + 0.5))  # it is cut to whole microseconds
-
-    def __enter__(self) -> None:
-        self.hold()
-
-    def __exit__(self, *error: object) -> None:
-        self.drop()
 
 
 def _now() -> int:
     return round(1e6 * sys.getswitchinterval())
+
+
+def _set(microseconds: int) -> None:
+    sys.setswitchinterval(1e-6 * (microseconds + 0.5))  # it is cut to whole microseconds

@@ -90,7 +90,7 @@ def logits_of(lm: g.LanguageModel, ids: list[int]) -> torch.Tensor:
     seen = []
     engine = g.Engine(lm, g.EngineConfig(num_blocks=4))
     draw = engine._sample
-    engine._sample = lambda scheduled, logits, *_: seen.append(logits) or draw(scheduled, logits)
+    engine._sample = lambda step, logits: seen.append(logits) or draw(step, logits)
     engine.generate([ids], g.SamplingParams(max_tokens=1))
     return seen[0][0]
 

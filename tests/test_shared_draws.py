@@ -75,10 +75,10 @@ def test_your_numbers_are_every_nth_of_the_generator():
 def test_strangers_move_one_curve_and_the_seed_both():
     panel = whose_numbers.panel()
     curves = {name: panel.artists[name].get_ydata().tolist() for name in ("shared", "keyed")}
-    panel.controls["strangers"].value = 3
+    panel.controls["strangers"].value = 4
     assert panel.artists["shared"].get_ydata().tolist() != curves["shared"]
     assert panel.artists["keyed"].get_ydata().tolist() == curves["keyed"]
-    assert "numbers 4, 8, 12, ... of its stream" in panel.text
+    assert "numbers 5, 10, 15, ... of its stream" in panel.text
     panel.controls["seed"].value = 8
     assert panel.artists["keyed"].get_ydata().tolist() != curves["keyed"]
 
@@ -123,7 +123,7 @@ def test_shared_draws_are_of_one_sample_a_request(lm):
     with pytest.raises(AssertionError):
         engine = SharedDrawEngine(lm)
         engine.add(random_ids(lm, 4, seed=0), g.SamplingParams(n=2, max_tokens=2))
-        engine._sample(engine.scheduler.schedule(), torch.zeros(1, 266))
+        engine._sample(engine._begin(), torch.zeros(1, 266))
 
 
 # ---- the price ----

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from g2c_serving.switch_interval import SECONDS, switch_interval
+from g2c_serving.switch_interval import SwitchInterval
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def microseconds() -> int:
 
 
 def test_it_is_set_from_the_first_that_holds_to_the_last_that_drops():
-    first, second = switch_interval(), switch_interval()
+    first, second = SwitchInterval(), SwitchInterval()
     first.hold()
     assert microseconds() == 5
     second.hold()
@@ -38,31 +38,25 @@ def test_what_was_set_is_put_back_to_the_microsecond(former):
     """Python cuts to whole microseconds, and 50 read and set again is 49."""
     sys.setswitchinterval(1e-6 * (former + 0.5))
     assert microseconds() == former
+    one = SwitchInterval()
     for _ in range(3):
-        with switch_interval(1e-5):
-            assert microseconds() == 10
+        one.hold()
+        assert microseconds() == 5
+        one.drop()
         assert microseconds() == former
 
 
-def test_after_an_error_it_is_put_back():
-    with pytest.raises(ZeroDivisionError), switch_interval():
-        assert microseconds() == 5
-        _ = 1 / 0
-    assert microseconds() == 5_000
-
-
-def test_the_shortest_counts():
-    sys.setswitchinterval(2.05e-5)
-    with switch_interval(5e-5):
-        assert microseconds() == 20
-        with switch_interval(1.05e-5):
-            assert microseconds() == 10
-        assert microseconds() == 20
-    assert microseconds() == 20
+def test_a_shorter_one_stays():
+    sys.setswitchinterval(2.5e-6)
+    one = SwitchInterval()
+    one.hold()
+    assert microseconds() == 2
+    one.drop()
+    assert microseconds() == 2
 
 
 def test_holding_twice_is_holding_once():
-    one = switch_interval()
+    one = SwitchInterval()
     one.hold()
     one.hold()
     one.drop()
@@ -72,7 +66,7 @@ def test_holding_twice_is_holding_once():
 
 
 def test_one_that_is_collected_drops():
-    one = switch_interval(SECONDS)
+    one = SwitchInterval()
     one.hold()
     del one
     gc.collect()
@@ -80,6 +74,8 @@ def test_one_that_is_collected_drops():
 
 
 def test_what_somebody_else_set_meanwhile_stays():
-    with switch_interval():
-        sys.setswitchinterval(0.001)
+    one = SwitchInterval()
+    one.hold()
+    sys.setswitchinterval(0.001)
+    one.drop()
     assert microseconds() == 1_000

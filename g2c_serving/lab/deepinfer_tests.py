@@ -20,13 +20,12 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.cold_open import prompts
 from g2c_serving.lab.table import Table
+from g2c_serving.launches import Step
 from g2c_serving.output import RequestOutput
 from g2c_serving.request import SamplingParams
 from g2c_serving.sample.logprobs import token_logprobs
 from g2c_serving.sample.sampler import SamplingBatch, sample
 from g2c_serving.sampling import Sampled
-from g2c_serving.schedule.scheduled import Scheduled
-from g2c_serving.speculating import Round
 
 PROMPTS, TOKENS, TOP = 64, 4, 5
 
@@ -67,10 +66,8 @@ class ForcedEngine(Engine):
     def force(self, tokens: Sequence[int]) -> None:
         self.forced, self.drawn = list(tokens), []
 
-    def _sample(
-        self, scheduled: list[Scheduled], logits: torch.Tensor | None, drafted: Round | None = None
-    ) -> Sampled:
-        sampled = super()._sample(scheduled, logits, drafted)
+    def _sample(self, step: Step, logits: torch.Tensor | None) -> Sampled:
+        sampled = super()._sample(step, logits)
         if logits is None:
             return sampled
         for sequence_id, [(drawn, _)] in sampled.items():

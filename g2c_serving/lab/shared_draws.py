@@ -17,12 +17,11 @@ import torch
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.launches import Step
 from g2c_serving.request import SamplingParams
 from g2c_serving.sample import rng
 from g2c_serving.sample.sampler import batch_of, below, integer_weights
 from g2c_serving.sampling import Sampled
-from g2c_serving.schedule.scheduled import Scheduled
-from g2c_serving.speculating import Round
 
 OPENING = "Once upon a time"
 STRANGER = "This is the story of"
@@ -39,10 +38,8 @@ class SharedDrawEngine(Engine):
         self.generator = torch.Generator().manual_seed(seed)
         self.words_of: dict[tuple[int, int], int] = {}  # (request id, position) -> number
 
-    def _sample(
-        self, scheduled: list[Scheduled], logits: torch.Tensor | None, drafted: Round | None = None
-    ) -> Sampled:
-        rows = [s.request for s in scheduled if s.samples]
+    def _sample(self, step: Step, logits: torch.Tensor | None) -> Sampled:
+        rows = [s.request for s in step.scheduled if s.samples]
         if not rows or logits is None:
             return {}
         assert all(request.params.n == 1 for request in rows)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from g2c_serving import launches
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.batch import ForwardBatch
@@ -22,8 +23,6 @@ from g2c_serving.lab.dense import DenseModel, PlainLinear, refusal
 from g2c_serving.output import RequestOutput
 from g2c_serving.request import SamplingParams
 from g2c_serving.sampling import Sampled
-from g2c_serving.schedule.scheduled import Scheduled
-from g2c_serving.speculating import Round
 
 KINDS = {  # a part of an operator's name: what it is for
     "index_select": "gathering pages",
@@ -61,11 +60,9 @@ class TimedEngine(Engine):
         self.inside += time.process_time() - start
         return logits
 
-    def _sample(
-        self, scheduled: list[Scheduled], logits: torch.Tensor | None, drafted: Round | None = None
-    ) -> Sampled:
+    def _sample(self, step: launches.Step, logits: torch.Tensor | None) -> Sampled:
         start = time.process_time()
-        sampled = super()._sample(scheduled, logits, drafted)
+        sampled = super()._sample(step, logits)
         self.inside += time.process_time() - start
         return sampled
 

@@ -20,12 +20,11 @@ from g2c_serving.forward.checkpoints import load
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.parting import Seen
 from g2c_serving.lab.shared_draws import SharedDrawEngine
+from g2c_serving.launches import Step
 from g2c_serving.request import SamplingParams
 from g2c_serving.sample import rng
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sampling import Sampled
-from g2c_serving.schedule.scheduled import Scheduled
-from g2c_serving.speculating import Round
 
 BLOCK = 8  # tokens: small, so that a small pool overflows soon
 ROOMY = 256  # blocks: enough for all of the crowd, and their drafts
@@ -61,11 +60,9 @@ class Case:
 class Watched(Engine):
     """Keeps the logits from which each request was sampled, by request id and position."""
 
-    def _sample(
-        self, scheduled: list[Scheduled], logits: torch.Tensor | None, drafted: Round | None = None
-    ) -> Sampled:
-        sampled, row = super()._sample(scheduled, logits, drafted), 0
-        for s in scheduled:
+    def _sample(self, step: Step, logits: torch.Tensor | None) -> Sampled:
+        sampled, row = super()._sample(step, logits), 0
+        for s in step.scheduled:
             if s.samples and logits is not None:
                 for i in range(len(sampled[s.request.sequence_id])):
                     position = len(s.request.token_ids) + i

@@ -22,7 +22,6 @@ from g2c_serving.launches import Step
 from g2c_serving.request import SamplingParams
 from g2c_serving.sampling import Sampled
 from g2c_serving.schedule.scheduled import Scheduled
-from g2c_serving.speculating import Round
 
 ASCII = range(32, 127)  # the ids that made-up prompts are drawn from
 
@@ -204,7 +203,5 @@ class DryEngine(Engine):
     def _batch(self, step: Step) -> None:
         return None
 
-    def _sample(
-        self, scheduled: list[Scheduled], logits: object, drafted: Round | None = None
-    ) -> Sampled:
-        return {s.request.sequence_id: [(0, None)] for s in scheduled if s.samples}
+    def _sample(self, step: Step, logits: object) -> Sampled:
+        return {s.request.sequence_id: [(0, None)] for s in step.scheduled if s.samples}
