@@ -10,10 +10,7 @@ import sys
 
 COMMANDS = {
     "figures": ("g2c_serving.lab.figures", "the Brief's figures, reproduced and compared"),
-    "bench": (
-        "g2c_serving.lab.bench_command",
-        "speed as ratios, also to other engines",
-    ),
+    "bench": ("g2c_serving.lab.bench_command", "speed as ratios, also to other engines"),
     "train": ("g2c_serving.train.train_command", "train a shipped model anew, or measure it"),
     "cache": ("g2c_serving.cache_command", "what the KV cache on disk holds; empty it"),
     "export": ("g2c_serving.export_command", "a model's weights for transformers, vLLM and others"),

@@ -134,9 +134,9 @@ class Backend:
         return opened(self.lm.tokenizer, found) if self._opening else found
 
     def _text(self, prompt: AnyPrompt, token_ids: Iterable[int]) -> str:
-        if isinstance(prompt, str | Prompt):
-            return prompt if isinstance(prompt, str) else prompt.text
-        return self.lm.tokenizer.decode(token_ids)
+        if isinstance(prompt, str):
+            return prompt
+        return prompt.text if isinstance(prompt, Prompt) else self.lm.tokenizer.decode(token_ids)
 
     def _ends(self) -> tuple[int, ...]:
         """What ends an assistant's turn, beside the model's own end of text."""

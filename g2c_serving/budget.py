@@ -27,7 +27,7 @@ from g2c_serving.forward.model import Transformer
 from g2c_serving.history import StepRecord
 from g2c_serving.request import Request
 from g2c_serving.sample.confidence_table import ConfidenceTable
-from g2c_serving.sample.verify_budget import StepTime, plan, split
+from g2c_serving.sample.verify_budget import StepTime, plan
 from g2c_serving.schedule.step_curve import StepCurve, profile
 
 WORTH_IT = 1.03  # drafting must promise so much more than none: forecasts are not better than that
@@ -146,11 +146,6 @@ class VerifyBudget:
     def reader(self) -> Callable[[np.ndarray], np.ndarray]:
         """The same as things stand now, for a step that is computed while the table learns."""
         return np.array if self.table is None else copy.deepcopy(self.table).read
-
-    @staticmethod
-    def split(total: int, confidences: np.ndarray) -> np.ndarray:
-        """How many drafts of each request are checked, (S,)."""
-        return split(total, confidences)
 
     # when the step is over
 

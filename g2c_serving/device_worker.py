@@ -22,9 +22,8 @@ from typing import Any
 
 import torch
 
-from g2c_serving.interrupts import deferred_interrupt
+from g2c_serving.interrupts import BLINK, deferred_interrupt
 
-BLINK = 0.1  # seconds
 MAX_EXIT_SECONDS = 5.0  # for which the interpreter's exit waits for what a worker is at
 
 
@@ -61,9 +60,9 @@ class DeviceWorker:
     """A daemon thread, which ends with its worker: it holds on to jobs that it has not done yet,
     and to nothing else."""
 
-    def __init__(self, name: str = "device") -> None:
+    def __init__(self) -> None:
         self._work = _Work()
-        self._thread = threading.Thread(target=self._work.run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._work.run, name="device", daemon=True)
         self._thread.start()
         _threads[self._thread] = self._work
         weakref.finalize(self, self._work.jobs.put, None)
@@ -169,8 +168,7 @@ class _Work:
             self.end(f"the device's thread ended by {err!r}", err)
         self.drop_jobs()
 
-    def do(self, future: Future | None, function: Any, args: Any) -> None:
-        assert future is not None
+    def do(self, future: Future, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         with self.lock:
             if self.is_dead:
                 return
@@ -193,7 +191,7 @@ class _Work:
             future.set_exception(error)
         else:
             future.set_result(result)
-        future = function = args = result = error = None  # tracebacks hold this frame
+        del future, function, args, result, error  # tracebacks hold this frame
 
 
 def _outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Any]:

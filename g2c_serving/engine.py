@@ -78,7 +78,7 @@ class Engine(Loop):
         unfinished samples.
         """
         self._check_free()
-        samples = self._unfinished(request_id)
+        samples = self.unfinished(request_id)
         if len(samples) > 1:
             raise ValueError(f"request_id {request_id} has {len(samples)} unfinished samples: "
                              "fork a request of one")  # fmt: skip
@@ -107,7 +107,7 @@ class Engine(Loop):
     def abort(self, request_id: int) -> list[RequestOutput]:
         """End all samples of a request now; their outputs. KeyError for one that is not running."""
         self._check_free()
-        samples = self._unfinished(request_id)
+        samples = self.unfinished(request_id)
         with deferred_interrupt():
             for request in samples:
                 self._drop(request)
@@ -190,16 +190,12 @@ class Engine(Loop):
         outputs, self._unreported = self._unreported, []
         return outputs
 
-    def unfinished(self, request_id: int) -> list[Request]:
-        """The unfinished samples of a request, to be looked at. KeyError for one that has ended."""
-        return self._unfinished(request_id)
-
     def let_go(self, request_id: int) -> None:
         """Forget a request, without an output: another engine has it now. KeyError as above."""
         self._check_free()
         self._drain()
         with deferred_interrupt():
-            for request in self._unfinished(request_id):
+            for request in self.unfinished(request_id):
                 self._drop(request)
             self._unreported = [
                 o for o in self._unreported if o.request_id != request_id or o.finish_reason
@@ -223,7 +219,8 @@ class Engine(Loop):
                     self._queue(request)
         return request_id
 
-    def _unfinished(self, request_id: int) -> list[Request]:
+    def unfinished(self, request_id: int) -> list[Request]:
+        """The unfinished samples of a request, to be looked at. KeyError for one that has ended."""
         if as_int("request_id", request_id, 0) not in self._requests:
             raise KeyError(
                 f"request_id {request_id} is not waiting or running in this engine: it has ended, "

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_stack, walk_tb
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -63,13 +64,18 @@ class ForbiddenSync(RuntimeError):
         )
 
 
-class SyncGuard(TorchFunctionMode):
-    """See `forbid_sync`. May be entered again, also within itself, by one thread at a time.
+class forbid_sync(TorchFunctionMode):  # noqa: N801 (named as contextlib names its own)
+    """A context in which waiting for the device is an error, a `ForbiddenSync`. May be entered
+    again, also within itself, by one thread at a time.
 
+    phase       what it is about, for the message
+    device      the engine's. With cpu, all tensors stand for those of an accelerator
+    every       look the first `every` times that it is entered, and one time in `every` from then
+                on (on cuda torch's own mode looks every time)
     allowed     how many waits took place inside `allow_sync`, by the reason that it gives
     """
 
-    def __init__(self, phase: str, device: str = "cpu", every: int = 1) -> None:
+    def __init__(self, phase: str = "launch", device: str = "cpu", every: int = 1) -> None:
         super().__init__()
         self.phase, self.places, self.every = phase, Places(device), as_int("every", every, 1)
         self.allowed: Counter[str] = Counter()
@@ -107,7 +113,8 @@ class SyncGuard(TorchFunctionMode):
         if self._on_cuda:
             torch.cuda.set_sync_debug_mode(self._debug_modes.pop())
         if isinstance(error, RuntimeError) and CUDA_WORDS in str(error):
-            raise ForbiddenSync(self.phase, _at("a call", _frames(traceback))) from error
+            inside_out = reversed(list(walk_tb(traceback)))
+            raise ForbiddenSync(self.phase, _at("a call", inside_out)) from error
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -133,17 +140,6 @@ class SyncGuard(TorchFunctionMode):
         raise ForbiddenSync(self.phase, sync)
 
 
-def forbid_sync(phase: str = "launch", device: str = "cpu", every: int = 1) -> SyncGuard:
-    """A context in which waiting for the device is an error, a `ForbiddenSync`.
-
-    phase   what it is about, for the message
-    device  the engine's. With cpu, all tensors stand for those of an accelerator
-    every   look the first `every` times that it is entered, and one time in `every` from then on
-            (on cuda torch's own mode looks every time)
-    """
-    return SyncGuard(phase, device, every)
-
-
 @contextmanager
 def allow_sync(reason: str) -> Iterator[None]:
     """Inside, the guards that are open in this thread let waits pass, and count them by reason. For
@@ -167,7 +163,7 @@ class _Thread(threading.local):
     """`guards`: those that look in this thread, the outermost first."""
 
     def __init__(self) -> None:
-        self.guards: list[SyncGuard] = []
+        self.guards: list[forbid_sync] = []
 
 
 _thread = _Thread()
@@ -216,28 +212,14 @@ BARRIERS = Barriers()
 def find_line(what: str) -> Sync:
     """What waits, and the line of the innermost frame that is neither torch's, numpy's nor the
     standard library's."""
-
-    def outwards(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
-        while frame is not None:
-            yield frame, frame.f_lineno
-            frame = frame.f_back
-
-    return _at(what, outwards(sys._getframe(1)))
-
-
-def _frames(traceback: TracebackType | None) -> list[tuple[FrameType, int]]:
-    """The frames of an error, the innermost first."""
-    found = []
-    while traceback is not None:
-        found.append((traceback.tb_frame, traceback.tb_lineno))
-        traceback = traceback.tb_next
-    return found[::-1]
+    return _at(what, walk_stack(sys._getframe(1)))
 
 
 def _at(what: str, frames: Iterable[tuple[FrameType, int]]) -> Sync:
+    """The first of `frames`, the innermost first, that is a caller's."""
     for frame, line in frames:
         name = frame.f_globals.get("__name__", "")
-        ours = name == __name__ or isinstance(frame.f_locals.get("self"), SyncGuard)
+        ours = name == __name__ or isinstance(frame.f_locals.get("self"), forbid_sync)
         if not ours and name.partition(".")[0] not in NOT_THE_CALLERS:
             file = frame.f_code.co_filename
             return Sync(what, _short(file), line, linecache.getline(file, line).strip())

@@ -5,7 +5,6 @@ Notebooks draw timelines from the records, and the cost model is fitted to them.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -184,18 +183,6 @@ class EngineStats:
         self.verified += sum(d.verified for d in record.drafts)
         self.accepted += sum(d.accepted for d in record.drafts)
         self.kept += sum(d.kept for d in record.drafts)
-
-
-class Stopwatch:
-    """Laps in ms."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-
-    def lap(self) -> float:
-        now = time.perf_counter()
-        elapsed, self._last = now - self._last, now
-        return 1e3 * elapsed
 
 
 def rows_of(scheduled: list[Scheduled]) -> list[Row]:

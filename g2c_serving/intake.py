@@ -22,7 +22,6 @@ from g2c_serving.schedule.disk_tier import LIFETIMES
 
 AnyPrompt = str | Prompt | Sequence[int] | Sequence[Part]  # a str is untrusted text all through
 
-
 MOST_SALT = 4096  # characters: it is hashed with each block
 SLACK = 4  # a tokenizer that normalizes may shorten a text
 

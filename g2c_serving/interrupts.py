@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+BLINK = 0.1  # seconds: who waits for long wakes so often, and an interrupt gets through
+
 
 @contextmanager
 def deferred_interrupt() -> Iterator[None]:

@@ -66,8 +66,10 @@ class RequestOutput:
 
     @property
     def message(self) -> str | None:
-        if self.finish_reason is None or self._request.message is not None:
-            return self._request.message if self.finish_reason else None
+        if self.finish_reason is None:
+            return None
+        if self._request.message is not None:
+            return self._request.message
         parser = self._read()
         count, first = parser.broken_bytes, parser.first_broken
         if not count:

@@ -31,6 +31,7 @@ from g2c_serving.sample.grammar import DraftMasks, GrammarState
 from g2c_serving.sample.ledger import Ledger
 from g2c_serving.sample.sampler import batch_of
 from g2c_serving.sample.speculation import Drafts, Rows, Verdict, verify
+from g2c_serving.sample.verify_budget import split
 from g2c_serving.schedule.block_manager import BlockManager
 from g2c_serving.schedule.draft_rows import BudgetedDrafts, DraftRows, FixedDrafts
 from g2c_serving.schedule.scheduled import Scheduled
@@ -146,7 +147,7 @@ class Speculator:
         and lays out the rows there; here the host does, and has to know the confidences."""
         with allow_sync("the split of the budget decides where the rows lie"):
             scores = drafts.scores.double().cpu().numpy()
-        return self.budget.split(budget.total, budget.read(scores)).tolist()
+        return split(budget.total, budget.read(scores)).tolist()
 
     def _known(
         self, scheduled: Sequence[Scheduled], tables: Sequence[Sequence[int]]

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from g2c_serving.channel import Channel
-from g2c_serving.device_worker import BLINK, MAX_EXIT_SECONDS, use_threads
+from g2c_serving.device_worker import MAX_EXIT_SECONDS, use_threads
+from g2c_serving.interrupts import BLINK
 from g2c_serving.output import RequestOutput
 
 if TYPE_CHECKING:

@@ -27,13 +27,13 @@ Left out: jobs that are interrupted, lanes that do several jobs at once, priorit
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count
 from numbers import Integral
 
-from g2c_serving.checks import as_int, as_number
+from g2c_serving.checks import as_number
 
 Time = int | Fraction  # ms, exact
 Number = int | float | Fraction  # what callers give
@@ -93,24 +93,18 @@ class VirtualClock:
             )
         self.at(self.now, lambda: self._resume(process))
 
-    def run(self, until: Number | None = None) -> None:
-        """Let everything happen; with `until` only what is due by then, and `now` is `until`.
-
-        What an action raises is raised here. ValueError for an `until` before `now`; RuntimeError
-        inside an action, where the clock is running already."""
-        end = None if until is None else exact("until", until)
-        if end is not None and end < self.now:
-            raise ValueError(f"until={until!r} lies before now={float(self.now):g} ms")
+    def run(self) -> None:
+        """Let everything happen. What an action raises is raised here. RuntimeError inside an
+        action, where the clock is running already."""
         if self._running:
             raise RuntimeError("the clock is running: an action asks for more by at() or after()")
         self._running = True
         try:
-            while self._events and (end is None or self._events[0][0] <= end):
+            while self._events:
                 self.now, _, action = heapq.heappop(self._events)
                 action()
         finally:
             self._running = False
-        self.now = self.now if end is None else end
 
     def _resume(self, process: Iterator[Job | Number]) -> None:
         try:
@@ -198,26 +192,3 @@ class Lane:
                 found.append(Span(self.name, "", free, min(begins, high)))
             free = max(free, ends)
         return found
-
-
-class Device(Lane):
-    """A simulated device: a step of `rows` rows takes what `step_time` says, an array of ms by rows
-    or a function of the rows (as in sample/verify_budget.py)."""
-
-    def __init__(
-        self, clock: VirtualClock, step_time: Iterable[Number] | Callable[[int], Number],
-        name: str = "device",
-    ) -> None:  # fmt: skip
-        super().__init__(clock, name)
-        self.step_time = step_time if callable(step_time) else list(step_time).__getitem__
-
-    def launch(self, rows: int, on_done: Action | None = None, label: str = "") -> Job:
-        """Queue a step of `rows` rows. ValueError for rows that `step_time` has no time for."""
-        rows = as_int("rows", rows, 1)
-        try:
-            ms = self.step_time(rows)
-        except IndexError:
-            raise ValueError(
-                f"rows={rows}: step_time has no entry for so many; give the ms of 0 to {rows} rows"
-            ) from None
-        return self.submit(ms, on_done, label)

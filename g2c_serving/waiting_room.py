@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
+from g2c_serving.interrupts import BLINK
 from g2c_serving.request import COMPILING, Request
 from g2c_serving.sample.grammar_compiler import GrammarCompiler
-
-BLINK = 0.1  # seconds
 
 
 class WaitingRoom:

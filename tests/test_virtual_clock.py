@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2c_serving.virtual_clock import Device, Lane, Span, VirtualClock, exact
+from g2c_serving.virtual_clock import Lane, Span, VirtualClock, exact
 
 
 def test_time_and_ties():
@@ -42,18 +42,6 @@ def test_whole_numbers_stay_ints_and_the_rest_is_exact():
         lane.submit(0.1)
     clock.run()
     assert clock.now == lane.busy == 100 and not lane.gaps()
-
-
-def test_until():
-    clock, seen = VirtualClock(), []
-    for time in (1, 2, 2, 3):
-        clock.at(time, lambda: seen.append(clock.now))
-    clock.run(until=2)
-    assert seen == [1, 2, 2] and clock.now == 2
-    clock.run(until=2.5)
-    assert seen == [1, 2, 2] and clock.now == Fraction(5, 2)
-    clock.run()
-    assert seen == [1, 2, 2, 3] and clock.now == 3
 
 
 def test_the_loop_in_the_docstring():
@@ -123,24 +111,6 @@ def test_two_processes_share_a_lane():
     assert seen == [("a", 2), ("b", 4), ("a", 6), ("b", 8)]
 
 
-def test_a_device_takes_what_its_curve_says():
-    for step_time in (
-        [0, 10, 10, 13],
-        np.array([0, 10, 10, 13.0]),
-        lambda rows: 10 + rows // 3 * 3,
-    ):
-        clock = VirtualClock()
-        device = Device(clock, step_time)
-        for rows in (1, 3, 2):
-            device.launch(rows)
-        clock.run()
-        assert [s.duration for s in device.spans] == [10, 13, 10]
-    with pytest.raises(ValueError, match="rows=4: step_time has no entry"):
-        Device(VirtualClock(), [0, 10, 10, 13]).launch(4)
-    with pytest.raises(ValueError, match="rows=0"):
-        Device(VirtualClock(), [0, 10, 10, 13]).launch(0)
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), "1", None, True])
 def test_no_number(bad):
     clock = VirtualClock()
@@ -158,11 +128,10 @@ def test_no_number(bad):
 def test_time_does_not_run_backwards():
     clock = VirtualClock()
     lane = Lane(clock, "CPU")
-    clock.run(until=5)
+    clock.at(5, print)
+    clock.run()
     with pytest.raises(ValueError, match="time=4.5 lies before now=5 ms"):
         clock.at(4.5, print)
-    with pytest.raises(ValueError, match="until=4 lies before now=5 ms"):
-        clock.run(until=4)
     with pytest.raises(ValueError, match="delay=-1 must be 0 ms or more"):
         clock.after(-1, print)
     with pytest.raises(ValueError, match="duration=-0.1 must be 0 ms or more"):

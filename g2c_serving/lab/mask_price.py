@@ -10,6 +10,7 @@ of our sampler on this processor.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -20,7 +21,7 @@ import torch
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.history import StepRecord, Stopwatch
+from g2c_serving.history import StepRecord
 from g2c_serving.lab.contestants import made_up_prompts
 from g2c_serving.lab.table import Table
 from g2c_serving.request import SamplingParams
@@ -39,6 +40,18 @@ CALL: dict[str, Any] = {
     "additionalProperties": False,
 }
 ENDLESS = {"type": "array", "items": CALL, "minItems": 1000}  # nobody gets to the end of it
+
+
+class Stopwatch:
+    """Laps in ms."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        elapsed, self._last = now - self._last, now
+        return 1e3 * elapsed
 
 
 @dataclass(frozen=True)

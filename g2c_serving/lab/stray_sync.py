@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from g2c_serving.forbid_sync import Sync, SyncGuard, find_line
+from g2c_serving.forbid_sync import Sync, find_line, forbid_sync
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.one_user import OneUserModel, generate_cached
 from g2c_serving.lab.table import Table
@@ -56,7 +56,7 @@ class Waits:
         return f"{count / max(self.tokens, 1):.3g}"
 
 
-class CountSyncs(SyncGuard):
+class CountSyncs(forbid_sync):
     """Counts waits instead of refusing them, in `waits`."""
 
     def __init__(self, phase: str = "run") -> None:
