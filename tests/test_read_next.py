@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,20 @@ def test_the_questions_of_the_two_contrasts_are_asked():
     words = repr(table())
     for word in ("chain of hashes", "tree over tokens", "computed again", "swap"):
         assert word in words
-    assert len(table().rows) == len(QUESTIONS) >= 10
-    assert all(cell for row in table().rows for cell in row)
+    assert words.count("vLLM:") == words.count("SGLang:") == len(QUESTIONS) >= 10
+
+
+def test_a_page_links_what_is_ours_and_needs_no_wide_window():
+    """A list, as Markdown: each line wraps where the window ends. The links are relative to the
+    notebooks, and lead to files that are there."""
+    page = table()._repr_markdown_()
+    links = re.findall(r"\]\(([^)]*)\)", page)
+    assert len(links) == len(QUESTIONS)
+    assert all((ROOT / "notebooks" / link).resolve().is_file() for link in links)
+    assert not any(line.startswith("|") for line in page.splitlines())
+    for question in QUESTIONS:
+        for file in (question.vllm.file, question.sglang.file):
+            assert f"`{file}`" in page
 
 
 def test_vllms_files_and_names_are_there():

@@ -7,9 +7,8 @@ table, and both move. DeepInfer's are what the Brief names, with what it says of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from g2c_serving.lab.table import Table
 
 
 @dataclass(frozen=True)
@@ -23,15 +22,22 @@ class Where:
         return f"{self.file}: {self.finds}" if self.finds else self.file
 
 
+NOWHERE = Where("not named in the Brief", "")
+
+
 @dataclass(frozen=True)
 class Question:
-    """One question; `ours` is a path below g2c_serving/. None: no file is known to us."""
+    """One question; `ours` is a path below g2c_serving/."""
 
     asks: str
     ours: str
     vllm: Where
     sglang: Where
-    deepinfer: Where | None = None
+    deepinfer: Where = NOWHERE
+
+    @property
+    def others(self) -> list[tuple[str, Where]]:
+        return [("vLLM", self.vllm), ("SGLang", self.sglang), ("DeepInfer", self.deepinfer)]
 
 
 QUESTIONS = (
@@ -130,11 +136,39 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-def table() -> Table:
-    """A line for each question."""
-    rows = [
-        (q.asks, q.ours, str(q.vllm), str(q.sglang), str(q.deepinfer or "not named in the Brief"))
-        for q in QUESTIONS
-    ]
-    head = ("ask", "ours", "vLLM 0.32, vllm/", "SGLang, python/sglang/srt/", "DeepInfer")
-    return Table(head, rows, words=len(head))
+WHICH = (
+    "vLLM's files are those of 0.32, below `vllm/`; SGLang's of November 2026, below "
+    "`python/sglang/srt/`."
+)
+
+
+class Reading:
+    """The questions, each with its answers below it: as a list, since a table of so many words is
+    wider than a page. Ours is a link; of the others' files no address is ours to give."""
+
+    def __init__(self, questions: Sequence[Question] = QUESTIONS) -> None:
+        self.questions = tuple(questions)
+
+    def __repr__(self) -> str:
+        asked = (
+            "\n".join([q.asks, f"  ours: {q.ours}", *(f"  {who}: {at}" for who, at in q.others)])
+            for q in self.questions
+        )
+        return "\n\n".join([WHICH, *asked])
+
+    def _repr_markdown_(self) -> str:
+        return "\n\n".join([WHICH, *map(_as_markdown, self.questions)])
+
+
+def _as_markdown(question: Question) -> str:
+    ours = f"[{question.ours}](../g2c_serving/{question.ours})"
+    lines = [f"**{question.asks}** Ours: {ours}"]
+    for who, at in question.others:
+        place = at.file if who == "DeepInfer" and "/" not in at.file else f"`{at.file}`"
+        lines.append(f"- {who}, {place}" + (f": {at.finds}" if at.finds else ""))
+    return "\n".join([lines[0], "", *lines[1:]])
+
+
+def table() -> Reading:
+    """What to open beside our file, for each question."""
+    return Reading()
