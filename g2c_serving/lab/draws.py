@@ -21,4 +21,4 @@ def table(draws: Sequence[Draw], tokenizer: Tokenizer) -> Table:
         counter = " ".join(map(str, draw.counter))
         numbers = (f"{draw.seed:016x}", counter, f"{draw.target:,}", f"{draw.total:,}")
         rows.append((str(draw.position), draw.use, *numbers, str(draw.token), repr(text), share))
-    return Table(HEAD, rows)
+    return Table(HEAD, rows, words=2)

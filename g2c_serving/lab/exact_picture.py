@@ -54,7 +54,7 @@ def table(steps: int = 200_000) -> Table:
         says = f"{float(off):.2%}" if off else "0, exactly"
         rows.append((name, EXPLAINED[name], says, f"{drawn.deviations:+.1f}"))
     head = ("rule", "the budget", "off by, in fractions", f"chi-square, {steps:,} steps")
-    return Table(head, rows)
+    return Table(head, rows, words=2)
 
 
 def world(p: int, sure: int) -> exact.TinyRequest:

@@ -138,10 +138,10 @@ def table(speeds: Sequence[Speed]) -> Table:
         ratio = s.tokens_per_s / _of(speeds, s.target, s.load, OFF).tokens_per_s
         accepted = "" if s.mode == OFF else f"{s.acceptance_rate:.0%}"
         verified = "" if s.mode == OFF else f"{s.verified:.2f}"
-        rows.append((s.target, str(s.load), s.mode, f"{ratio:.2f}", verified, accepted))
-    heads = ("target", "requests", "verification", "tokens per s, against off",
+        rows.append((s.target, s.mode, str(s.load), f"{ratio:.2f}", verified, accepted))
+    heads = ("target", "verification", "requests", "tokens per s, against off",
              "drafts verified a request", "of them accepted")  # fmt: skip
-    return Table(heads, rows)
+    return Table(heads, rows, words=2)
 
 
 def findings(speeds: Sequence[Speed]) -> str:

@@ -86,7 +86,7 @@ def table(found: Toy | None = None) -> Table:
         rate = f"{candidate.tokens_per_ms:.3f}"
         rows.append((str(candidate.rows), added, *numbers, rate, best))
     head = ("rows", "row added", "expected tokens", "step time", "tokens per ms", "")
-    return Table(head, rows)
+    return Table(head, rows, words=2)
 
 
 def toy_panel() -> Panel:
