@@ -56,3 +56,30 @@ def test_a_slip_is_told_so():
     assert check("07.copies", all_to_one).right is False
     verdict = check("07.copies", lambda load, extra: [1 + extra] + [1] * (len(load) - 1))
     assert "halves an expert's load" in verdict.text
+
+
+def greedy(rank):
+    """One copy after the other to where `rank` of tokens and copies is largest."""
+
+    def copies(load, extra):
+        counts = [1] * len(load)
+        for _ in range(extra):
+            ranks = [rank(tokens, n) for tokens, n in zip(load, counts, strict=True)]
+            counts[ranks.index(max(ranks))] += 1
+        return counts
+
+    return copies
+
+
+def test_two_rules_that_are_nearly_the_right_one():
+    """100 and 30 with three copies: 100, 50, 33.3 and then 25 of each, not 50, 25 and 12.5. Of 60
+    and 40 with two the second goes to the 40, although 60 / 3 is no less than 40 / 2."""
+    assert check("07.copies", greedy(lambda tokens, n: tokens / n)).right
+    halved = check("07.copies", greedy(lambda tokens, n: tokens / 2 ** (n - 1)))
+    after = check("07.copies", greedy(lambda tokens, n: tokens / (n + 1)))
+    assert not halved.right and "a third of the expert's tokens" in halved.text
+    assert not after.right and "busiest now" in after.text
+
+
+def test_a_prefix_of_whole_blocks():
+    assert not check("07.prefix", (1_000 + 7 * 50_000) / 8).right  # without the blocks

@@ -21,8 +21,6 @@ from g2c_serving.lab.published import value
 from g2c_serving.schedule.cost_model import CostModel
 from g2c_serving.schedule.hit_rule import hit
 
-# ---- 07.balance ----
-
 LOAD, GPUS = (60, 30, 20, 10), 2
 
 
@@ -40,9 +38,6 @@ def _balance() -> float:
     return float(experts.place(np.array(LOAD), GPUS).balance(np.array(LOAD)))
 
 
-# ---- 07.copies ----
-
-
 def _copies(load: list[float], copies: int) -> list[int]:
     return experts.copies_for(np.array(load), copies).tolist()
 
@@ -58,6 +53,22 @@ def _one_each(load: list[float], copies: int) -> list[int]:
     return [1 + (e in ranks[:copies]) for e in range(len(load))]
 
 
+def _halved(load: list[float], copies: int) -> list[int]:
+    return _one_by_one(load, copies, lambda tokens, count: tokens / 2 ** (count - 1))
+
+
+def _after(load: list[float], copies: int) -> list[int]:
+    return _one_by_one(load, copies, lambda tokens, count: tokens / (count + 1))
+
+
+def _one_by_one(load: list[float], copies: int, rank: Callable[[float, int], float]) -> list[int]:
+    counts = [1] * len(load)
+    for _ in range(copies):
+        ranks = [rank(*one) for one in zip(load, counts, strict=True)]
+        counts[ranks.index(max(ranks))] += 1
+    return counts
+
+
 @exercise(
     "07.copies",
     "Write copies(load, extra): load is a list of the tokens that each expert gets, extra how many "
@@ -71,17 +82,19 @@ def _one_each(load: list[float], copies: int) -> list[int]:
         ([90, 50, 10], 3),
         ([8, 8, 8], 2),
         ([100, 1], 3),
+        ([60, 40], 2),
+        ([100, 30], 3),
     ),
     slips=(
         (_to_the_most_popular, "A second copy halves an expert's load: who is the busiest then?"),
         (_one_each, "An expert that has a copy may still be the busiest."),
+        (_halved, "The third copy leaves each a third of the expert's tokens, not a quarter."),
+        (_after, "Ask who is the busiest now, not who would be after one more copy."),
     ),
 )
 def _copies_right() -> Callable[[list[float], int], list[int]]:
     return _copies
 
-
-# ---- 07.wide ----
 
 WIDE = MixtureOfExperts(layers=40, experts=256, chosen=8, expert_bytes=12.5e6, other_bytes=6e9)
 
@@ -101,9 +114,6 @@ def _wide() -> float:
     return WIDE.streamed(64, tokens=10_000) / 1e9
 
 
-# ---- 07.orders ----
-
-
 @exercise(
     "07.orders",
     "Each token's eight partial results are added up before and after a reassignment, which moved "
@@ -117,8 +127,6 @@ def _wide() -> float:
 def _orders() -> list[bool]:
     return [combine_panel.both(rule, 8, "float32").all_equal for rule in combine_panel.RULES]
 
-
-# ---- 07.in_step ----
 
 OWN_MS = (12.0, 12.0, 13.0, 19.0)
 
@@ -137,8 +145,6 @@ def _in_step() -> float:
     return 100 * DecodeRun(ms, 0 * ms, CostModel(0, 1, 0, 0, 0, 0), [], []).efficiency()
 
 
-# ---- 07.prefix ----
-
 TURN, KNOWN, MACHINES = 50_000, 49_000, 8
 
 
@@ -149,7 +155,7 @@ TURN, KNOWN, MACHINES = 50_000, 49_000, 8
     "cache), and the router chooses a machine at random. How many tokens are computed on average?",
     hint="One time in 8 it is the right machine: how many whole blocks lie in 49,000 tokens?",
     unit="tokens",
-    rel=0.002,
+    rel=0,
     why="1,104 tokens one time in 8, all 50,000 else. Where a prefix is found before routing, it "
     "is 1,104 every time.",
 )
@@ -157,8 +163,6 @@ def _prefix() -> float:
     found = hit(TURN, 128, 128, 6, cached=KNOWN).new
     return (found + (MACHINES - 1) * TURN) / MACHINES
 
-
-# ---- 07.hidden ----
 
 CACHE_GB, LINK_GB_S, PROMPT_MS, PROMPT_LAYERS = 4.2, 20.0, 400.0, 40
 
@@ -177,8 +181,6 @@ CACHE_GB, LINK_GB_S, PROMPT_MS, PROMPT_LAYERS = 4.2, 20.0, 400.0, 40
 def _hidden() -> float:
     return float(shown_ms(PROMPT_LAYERS, PROMPT_MS, 1e3 * CACHE_GB / LINK_GB_S))
 
-
-# ---- 07.parcel ----
 
 PARCEL = ("token_ids", "seed", "params", "pages", "generator", "grammar", "row")
 
@@ -199,9 +201,6 @@ def _parcel() -> list[bool]:
     carried = {field.name for kind in (Handover, Sample) for field in fields(kind)}
     needed = carried - {"pages"}  # which Handover.without_pages leaves out
     return [name in needed for name in PARCEL]
-
-
-# ---- 07.grace ----
 
 
 @exercise(
