@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from panels import each_control_moves
 
 from g2c_serving.lab import production_load
 from g2c_serving.lab.implied_steps import implied_ms
@@ -43,17 +44,7 @@ def test_the_panel_says_how_far_it_is_from_what_is_reported():
 
 
 def test_every_control_moves_the_sentence_and_the_picture():
-    for name, ends in (
-        ("cost", (10.0, 0.25)),
-        ("shift", (-4.0, 4.0)),
-        ("changed", (100, 5)),
-        ("curve", ("straight lines", "smooth")),
-    ):
-        panel = load_panel()
-        for end in ends:
-            text, png = panel.text, panel.png
-            panel.controls[name].value = end
-            assert panel.error is None and panel.text != text and panel.png != png, name
+    each_control_moves(load_panel, "cost", "shift", "changed", "curve")
     panel = load_panel()
     panel.controls["changed"].value = 50
     before = panel.png

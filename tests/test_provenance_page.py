@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from panels import each_control_moves
 
 import g2c_serving as g
 from g2c_serving.forward.language_model import LanguageModel
@@ -121,14 +122,7 @@ def silent(monkeypatch) -> None:
 
 
 def test_every_control_moves_picture_and_sentence(lm, silent) -> None:
-    panel = provenance_panel.panel(lm)
-    for name in ("typed", "as_", "boxes"):
-        control = panel.controls[name]
-        for end in control.ends if name == "typed" else control.ends[::-1]:
-            text, png, draws = panel.text, panel.png, panel.draws
-            control.value = end
-            assert panel.error is None and panel.draws == draws + 1, name
-            assert panel.text != text and panel.png != png, name
+    each_control_moves(lambda: provenance_panel.panel(lm), "typed", "as_", "boxes")
 
 
 def test_anything_may_be_typed(lm, silent) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from panels import each_control_moves
 
 import g2c_serving as g
 from g2c_serving.history import Drafted, StepRecord
@@ -11,25 +12,6 @@ from g2c_serving.lab import acceptance_trace, accepted_length, implied_steps, to
 from g2c_serving.lab.acceptance_trace import Trace, trace
 from g2c_serving.lab.accepted_length import chance_behind, tau, tau_gap, world
 from g2c_serving.lab.held_out import held_out_prompts
-
-
-def move_all(make, **values) -> None:
-    """Each control, moved to these values, changes sentence and picture, and draws fast enough."""
-    for name, value in values.items():
-        panel = make()
-        text, png, draws = panel.text, panel.png, panel.draws
-        panel.controls[name].value = value
-        assert panel.error is None and panel.draws == draws + 1, (name, panel.error)
-        assert panel.text != text and panel.png != png, name
-
-
-def ends_of(make) -> None:
-    panel = make()
-    for control in panel.controls.values():
-        for end in control.ends:
-            control.value = end
-            assert panel.error is None, panel.error
-
 
 # ---- tau ----
 
@@ -129,8 +111,7 @@ def test_the_panel_of_traces():
     assert "share and chance are one" in panel.text and "0% less" not in panel.text
     kept = acceptance_trace.panel({"all": Trace((100, 98, 97, 95), kept=380)})
     assert "3.90 tokens a pass, of which 3.80 were kept" in kept.text
-    move_all(lambda: acceptance_trace.panel(TRACES), run="hard", drafts=1)
-    ends_of(lambda: acceptance_trace.panel(TRACES))
+    each_control_moves(lambda: acceptance_trace.panel(TRACES))
     assert not acceptance_trace.panel({"one": Trace((9, 3))}).controls
     with pytest.raises(ValueError, match="traces is empty"):
         acceptance_trace.panel({})
@@ -188,8 +169,7 @@ def test_the_panel_finds_both_pairs():
     for percent in np.arange(60, 95.1, 0.5):
         panel.controls["percent"].value = float(percent)
         assert ("no two" not in panel.text) == (percent in hits), percent
-    move_all(accepted_length.panel, percent=75.0)
-    ends_of(accepted_length.panel)
+    each_control_moves(accepted_length.panel)
 
 
 # ---- implied steps ----
@@ -227,8 +207,7 @@ def test_the_panel_of_implied_steps():
     panel = implied_steps.panel()
     assert "every 14.4 ms if it gives each 3.30 tokens, every 18.8 ms if 4.30" in panel.text
     assert "The chart (13.2 ms at 64 requests, 256 rows)" in panel.text
-    move_all(implied_steps.panel, requests=42, mode="budgeted")
-    ends_of(implied_steps.panel)
+    each_control_moves(implied_steps.panel)
 
 
 # ---- tokens a day ----
@@ -252,7 +231,6 @@ def test_what_a_day_of_tokens_is():
 def test_the_panel_of_guesses_says_that_they_are_guesses():
     panel = tokens_a_day.panel()
     assert "17,940 a second and GPU" in panel.text and "Neither guess can be checked" in panel.text
-    move_all(tokens_a_day.panel, gpus=100_000, percent=1)
-    ends_of(tokens_a_day.panel)
+    each_control_moves(tokens_a_day.panel)
     table = repr(tokens_a_day.unknowns())
     assert table.count("Not disclosed") == table.count("cannot be derived") == 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from panels import each_control_moves
 
 from g2c_serving.history import Drafted
 from g2c_serving.lab.calibration import LogOddsLine, single
@@ -109,15 +110,4 @@ def test_no_remedy_changes_nothing_holes_stay_holes():
 
 
 def test_every_control_moves_the_sentence_and_the_picture(evidence):
-    ends = {
-        "shift": (-3.0, 3.0),
-        "remedy": (ISOTONIC, TEMPERATURE),
-        "bins": (4, 20),
-        "equal_drafts": (False, True),
-    }
-    for name, values in (ends | {"judged": ("survival products",)}).items():
-        panel = reliability_panel(evidence)
-        for end in values:
-            text, png = panel.text, panel.png
-            panel.controls[name].value = end
-            assert panel.error is None and panel.text != text and panel.png != png, name
+    each_control_moves(lambda: reliability_panel(evidence))
