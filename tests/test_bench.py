@@ -20,9 +20,9 @@ from g2c_serving.lab import (
     step_times,
 )
 from g2c_serving.lab.bench_report import Line, Report, Sizes, table
-from g2c_serving.lab.bench_run import one_thread
 from g2c_serving.lab.contestants import Contestant, made_up_prompts, race, share_equal
 from g2c_serving.lab.dense import DenseModel, PlainLinear
+from g2c_serving.lab.machine import num_threads
 from g2c_serving.lab.one_user import OneUserModel
 
 SMALL = Sizes(3, 6, 4, 1, 1, 2, 1, 1.0, (1, 2), 3, (5,), 2, (1, 3))
@@ -95,7 +95,7 @@ def test_threads_are_given_back(report):
     """The benchmark runs on one thread and leaves the number as it found it."""
     torch.set_num_threads(2)
     try:
-        with one_thread():
+        with num_threads(1):
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:
@@ -152,7 +152,7 @@ def test_a_transformers_with_another_interface_is_named(monkeypatch):
     def broken(model, prompts, new_tokens, **options):
         raise ImportError("no ContinuousBatchingConfig")
 
-    monkeypatch.setattr(contestants.gpt2, "continuous_generate", broken)
+    monkeypatch.setattr(contestants.theirs, "continuous_generate", broken)
     continuous, padded = contestants.transformers_pair(random_lm())
     assert "no ContinuousBatchingConfig" in str(continuous.absent)
     assert padded.absent is None

@@ -11,7 +11,7 @@ import g2c_serving as g
 from g2c_serving.forward.batch_invariance import BatchInvariant
 from g2c_serving.forward.numerics import Numerics
 from g2c_serving.lab import decode_bits, deepinfer_tests, exact_scores, invariant_price, rollouts
-from g2c_serving.lab.scoring import decoded_logits, logits_of
+from g2c_serving.lab.scoring import DecodeStep, decoded_logits, logits_of
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,9 @@ def lm():
 
 
 def test_a_decode_step_gives_the_logits_of_the_whole_text(lm):
-    step = decode_bits.DecodeStep(lm, Numerics(), [5, 20, 33])
-    for row, ids in zip(step.logits([0, 1, 2]), step.texts, strict=True):
+    texts = [[7 * i % 250 for i in range(length)] for length in (5, 20, 33)]
+    step = DecodeStep(lm.model.with_numerics(Numerics()), texts)
+    for row, ids in zip(step.logits([0, 1, 2]), texts, strict=True):
         assert torch.allclose(row, logits_of(lm.model, [ids])[0][-1], atol=1e-4)
     again = step.logits([0, 1, 2])
     assert torch.equal(again, step.logits([0, 1, 2]))  # a step leaves no trace

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 import g2c_serving as g
-from g2c_serving.lab.four_bits_texts import Parted, first_difference, parted, speed_table, speeds
-
-
-@pytest.mark.parametrize(
-    "a, b, place",
-    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [], None), ([4], [], 0)],
-)
-def test_where_texts_part(a, b, place):
-    assert first_difference(a, b) == place
+from g2c_serving.lab.four_bits_texts import Parted, parted, speed_table, speeds
 
 
 def test_an_unrounded_cache_parts_from_nothing_and_four_bits_do():

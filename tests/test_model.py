@@ -18,8 +18,8 @@ from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.linear import Linear
 from g2c_serving.forward.model import Transformer
-from g2c_serving.lab.gpt2 import to_gpt2
 from g2c_serving.lab.one_user import OneUserModel
+from g2c_serving.lab.theirs import to_gpt2
 from g2c_serving.paths import DATA
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}

@@ -213,7 +213,7 @@ def test_transformers_may_fail_on_the_way_too(monkeypatch):
             raise ValueError("too many for this version")
         return [[0] * new_tokens for _ in prompts]
 
-    monkeypatch.setattr(contestants.gpt2, "continuous_generate", later)
+    monkeypatch.setattr(contestants.theirs, "continuous_generate", later)
     report = measure(random_lm(), [], SMALL)
     assert report.lines[0].measured is None and "too many for" in report.lines[0].note
     assert report.lines[1].measured

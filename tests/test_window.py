@@ -20,8 +20,8 @@ from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.model import Transformer
 from g2c_serving.forward.model_config import ModelConfig
-from g2c_serving.lab.gpt2 import to_gpt2
 from g2c_serving.lab.one_user import OneUserModel
+from g2c_serving.lab.theirs import to_gpt2
 from g2c_serving.paths import DATA
 from g2c_serving.train.gpt import DEFAULT_CONFIG, WINDOW_CONFIG
 

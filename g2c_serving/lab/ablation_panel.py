@@ -21,7 +21,7 @@ from g2c_serving.lab.ablation import AGAIN, ALL_OFF, ALL_ON, NAMES, OFF, PAID, S
 from g2c_serving.lab.day import KINDS, Visit
 from g2c_serving.lab.day_result import Day, Target
 from g2c_serving.lab.panel import Panel, choice, toggle
-from g2c_serving.lab.plots import BLACK, GREY, Blocks, line, source_note
+from g2c_serving.lab.plots import BLACK, GREY, Blocks, line, source_note, unmarked
 from g2c_serving.lab.table import Table
 
 CURVES = {"running": "running", "waiting": "waiting", "blocks": "blocks / 10"}  # of a Mark
@@ -185,7 +185,7 @@ def _draw_day(figure: Figure, scale: Scale) -> dict[str, Any]:
     left, right = figure.subplots(1, 2)
     art: dict[str, Any] = {"left": left, "right": right}
     for k, (name, label) in enumerate(CURVES.items()):
-        look = {**line(k), "marker": "", "drawstyle": "steps-post"}
+        look = {**unmarked(k), "drawstyle": "steps-post"}
         (art[name],) = left.plot([], [], label=label, **look)
     left.set(xlabel="hour", title="in the engine")
     left.yaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from g2c_serving.history import EngineStats
 from g2c_serving.lab import charts
 from g2c_serving.lab.panel import Panel, slider
-from g2c_serving.lab.plots import BLACK, line, source_note
+from g2c_serving.lab.plots import BLACK, source_note, unmarked
 from g2c_serving.lab.published import value
 from g2c_serving.lab.table import Table
 from g2c_serving.lab.words import many
@@ -45,7 +45,7 @@ def statistics(by_run: dict[str, EngineStats]) -> Table:
         (name, what, *(form.format(getattr(stats, name)) for stats in by_run.values()))
         for name, (what, form) in made.items()
     ]
-    return Table(("name", "what it counts", *by_run), rows)
+    return Table(("name", "what it counts", *by_run), rows, words=2)
 
 
 def as_a_share(a: Any, drafts: int) -> Any:
@@ -74,7 +74,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     for k, (name, label) in enumerate(
         (("share", "a is a share: 1 + n a"), ("chain", "a is a chance: 1 + a + a² + ..."))
     ):
-        (art[name],) = axes.plot([], [], label=label, **{**line(k), "marker": ""})
+        (art[name],) = axes.plot([], [], label=label, **unmarked(k))
         look: dict[str, Any] = {"color": BLACK, "marker": "os"[k], "linestyle": "none"}
         (art[f"{name} now"],) = axes.plot([], [], fillstyle="none", mew=2, markersize=10, **look)
     axes.set(xlim=(0, 101), xlabel="acceptance a (%)", ylabel="tokens per pass")

@@ -21,7 +21,7 @@ from g2c_serving.checks import as_int
 from g2c_serving.history import StepRecord
 from g2c_serving.lab.acceptance import as_a_chain, as_a_share
 from g2c_serving.lab.panel import Panel, choice, slider
-from g2c_serving.lab.plots import BLACK, GREY, line, source_note
+from g2c_serving.lab.plots import BLACK, GREY, source_note, unmarked
 from g2c_serving.lab.table import Table
 from g2c_serving.lab.words import many
 
@@ -144,7 +144,7 @@ def _draw(figure: Figure, drafts: int) -> dict[str, Any]:
     axes = figure.subplots()
     art: dict[str, Any] = {}
     for k, (name, label) in enumerate((("share", "1 + n a"), ("chance", "1 + a + a² + ..."))):
-        look = {**line(k), "marker": ""}
+        look = unmarked(k)
         (art[name],) = axes.plot([], [], label=label, **look)
         (art[f"at {name}"],) = axes.plot([], [], color=look["color"], linestyle=":")
         mark: dict[str, Any] = {"color": look["color"], "marker": "os"[k], "linestyle": "none"}

@@ -24,7 +24,7 @@ from g2c_serving.lab.scoring import logits_of
 from g2c_serving.lab.words import visible
 from g2c_serving.process.prompt import Reserved
 from g2c_serving.request import SamplingParams
-from g2c_serving.sample.grammar import Grammar, as_mask, bitmask
+from g2c_serving.sample.grammar import Grammar, GrammarState, as_mask, bitmask
 
 QUESTION = "\nSet a timer for 31 minutes.\n"
 SHOWN = 8  # tokens with bars
@@ -78,12 +78,17 @@ def write(lm: LanguageModel, arguments: dict[str, Any]) -> Written:
     inside, masks = [], []
     for token in output.token_ids:
         inside.append(state.is_inside)
-        mask = as_mask(bitmask([state], lm.vocab_size), lm.vocab_size)
-        masks.append(np.ones(lm.vocab_size, bool) if mask is None else mask[0].numpy())
+        masks.append(mask_of(state, lm.vocab_size))
         state.advance(token)
     logits = logits_of(lm.model, [[*prompt, *output.token_ids]])[0][len(prompt) - 1 : -1]
     probabilities = torch.softmax(logits.double(), -1).numpy()
     return Written(tuple(output.token_ids), tuple(inside), probabilities, np.stack(masks))
+
+
+def mask_of(state: GrammarState, vocab_size: int) -> np.ndarray:
+    """What a state allows, (V,) bool; all of it outside the grammar."""
+    mask = as_mask(bitmask([state], vocab_size), vocab_size)
+    return np.ones(vocab_size, bool) if mask is None else mask[0].numpy()
 
 
 def panel(lm: LanguageModel) -> Panel:

@@ -14,8 +14,7 @@ import time
 from g2c_serving.forward.inflate import inflate
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import contestants, machine, step_floor, step_times
-from g2c_serving.lab.bench_report import Line, Report, Sizes, ratio
-from g2c_serving.lab.bench_run import one_thread, progress
+from g2c_serving.lab.bench_report import Line, Report, Sizes, progress, ratio
 from g2c_serving.lab.contestants import (
     ONE_BY_ONE,
     ONE_USER,
@@ -38,7 +37,7 @@ def measure(lm: LanguageModel, sizes: Sizes) -> Report:
     sizes = sizes.fitted(lm.config.max_seq_len)
     report = Report(f"{machine.line()}{_load()}", versions, lm.name, sizes)
     start = time.perf_counter()
-    with one_thread():
+    with machine.num_threads(1):
         big = inflate(lm, sizes.megabytes) if megabytes(lm) < sizes.megabytes else None
         others = contestants.transformers_pair(lm)
         report.lines += race_lines(lm, others, sizes)

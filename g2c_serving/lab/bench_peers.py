@@ -17,8 +17,15 @@ from pathlib import Path
 
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import contestants, machine, step_floor, theirs
-from g2c_serving.lab.bench_report import Line, aligned, as_json, fitting, grid, ratio, ratio_rows
-from g2c_serving.lab.bench_run import one_thread, progress
+from g2c_serving.lab.bench_report import (
+    Line,
+    as_json,
+    fitting,
+    grid,
+    progress,
+    ratio,
+    ratio_rows,
+)
 from g2c_serving.lab.contestants import CONTINUOUS, OURS, Contestant, made_up_prompts, race
 from g2c_serving.lab.peer_process import SECONDS, PeerError, PeerProcess
 
@@ -77,7 +84,7 @@ def measure(
     sizes = sizes.fitted(lm.config.max_seq_len)
     report = PeerReport(machine.line(), lm.name, dtype, sizes)
     with ExitStack() as stack:
-        stack.enter_context(one_thread())
+        stack.enter_context(machine.num_threads(1))
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder = theirs.folder_for_others(lm, scratch)
         others = []
@@ -112,13 +119,13 @@ def table(report: PeerReport) -> str:
             f"new) tokens per CPU-second; the best of {s.repetitions} rounds in turn.",
             f"Measured here: {report.machine}",
             "",
-            *aligned(ratio_rows(report.lines)),
+            str(ratio_rows(report.lines)),
             "",
             f"Tokens per CPU-second as requests grow, {s.growth_new} new tokens each:",
-            *aligned(grid(report.by_requests)),
+            str(grid(report.by_requests)),
             "",
             "A decode step of ours and its floor, in CPU ms; then the step by operator:",
-            *aligned(grid(report.by_floor)),
+            str(grid(report.by_floor)),
         ]
     )
 

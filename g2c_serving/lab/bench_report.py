@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from g2c_serving.lab.contestants import TOKENS_A_STEP, Result, share_equal
+from g2c_serving.lab.table import Table
 
 MEETS, SHORT, TOO_SMALL = "meets", "falls short", "too small to judge"
 
@@ -101,28 +103,29 @@ def table(report: Report) -> str:
             f"{s.repetitions} rounds in turn ({s.repetitions_big} with inflated weights).",
             f"Measured here: {report.machine}; {versions}; {report.seconds:.0f} s",
             "",
-            *aligned(ratio_rows(report.lines)),
+            str(ratio_rows(report.lines)),
             "",
             f"How it grows, with {s.growth_new} new tokens a request (fewer rounds, so rougher):",
-            *aligned(grid(report.by_requests)),
+            str(grid(report.by_requests)),
             "",
-            *aligned(grid(report.by_context)),
+            str(grid(report.by_context)),
             "",
             f"Decode steps with the weights inflated to {s.megabytes:g} MB:",
-            *aligned(grid(report.by_requests_inflated)),
+            str(grid(report.by_requests_inflated)),
             "",
             "A decode step and its floor, in CPU ms; then the step by operator:",
-            *aligned(grid(report.by_floor)),
+            str(grid(report.by_floor)),
         ]
     )
 
 
-def ratio_rows(lines: Iterable[Line]) -> list[tuple[str, ...]]:
-    """The ratios, a line each, below a head."""
-    rows: list[tuple[str, ...]] = [("ratio", "bar", "measured", "verdict", "from")]
-    rows += [(line.name, _bar(line), _number(line.measured), line.verdict, line.note)
-             for line in lines]  # fmt: skip
-    return rows
+def ratio_rows(lines: Iterable[Line]) -> Table:
+    """The ratios, a line each."""
+    head = "ratio", "bar", "measured", "verdict", "from"
+    rows = [
+        (line.name, _bar(line), _number(line.measured), line.verdict, line.note) for line in lines
+    ]
+    return Table(head, rows, words=len(head))
 
 
 def ratio(name: str, bar: float | None, mine: Result, other: Result) -> Line:
@@ -145,14 +148,12 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
-def grid(rows: list[dict[str, float]]) -> list[tuple[str, ...]]:
-    """Rows of numbers as cells, below a head. A cell is empty where a row has no such number."""
+def grid(rows: list[dict[str, float]]) -> Table:
+    """A cell is empty where a row has no such number."""
     head = tuple(dict.fromkeys(name for row in rows for name in row))
-    return [head, *(tuple(_number(row.get(name)) for name in head) for row in rows)]
+    return Table(head, [[_number(row.get(name)) for name in head] for row in rows], len(head))
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Rows of cells as lines of text, in columns."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+def progress(what: str) -> None:
+    """A line beside the results, so that redirected results stay clean."""
+    print(f"bench: {what}", file=sys.stderr, flush=True)

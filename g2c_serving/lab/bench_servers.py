@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import day, machine, server_replay
-from g2c_serving.lab.bench_run import progress
+from g2c_serving.lab.bench_report import progress
 from g2c_serving.lab.child_process import ChildProcess
 from g2c_serving.lab.day_result import Target
 from g2c_serving.lab.openai_client import Server, ServerError

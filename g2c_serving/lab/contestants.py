@@ -11,15 +11,16 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from g2c_serving.config import DTYPES, EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.lab import gpt2, theirs
+from g2c_serving.lab import theirs
 from g2c_serving.lab.machine import version
 from g2c_serving.lab.one_user import OneUserModel, generate_cached
 from g2c_serving.request import SamplingParams
@@ -62,6 +63,25 @@ def made_up_prompts(lm: LanguageModel, count: int, length: int) -> list[list[int
     return torch.randint(first, lm.vocab_size, (count, length), generator=generator).tolist()
 
 
+def room_for(batch: int, prompt: int, tokens: int, **others: Any) -> EngineConfig:
+    """`batch` requests at once, each with so many ids in its prompt and so many new ones."""
+    return EngineConfig(
+        num_blocks=batch * -(-(prompt + tokens + 1) // EngineConfig.block_size),
+        max_num_batched_tokens=prompt * batch,
+        max_num_seqs=batch,
+        **others,
+    )
+
+
+def fill(engine: Engine, batch: int, prompt: int, params: SamplingParams, steps: int = 1) -> None:
+    """Add `batch` requests with made-up prompts, each with its own seed, and do `steps` steps:
+    after the first, all of them decode."""
+    for seed, ids in enumerate(made_up_prompts(engine.lm, batch, prompt)):
+        engine.add(ids, replace(params, seed=seed))
+    for _ in range(steps):
+        engine.step()
+
+
 def ours(lm: LanguageModel, max_num_seqs: int = 128, dtype: str = "float32") -> Contestant:
     """The engine, with as many tokens a step as transformers' continuous batching has."""
     config = EngineConfig(
@@ -96,8 +116,8 @@ def transformers_pair(lm: LanguageModel, dtype: str = "float32") -> list[Contest
     except Exception as err:  # its shape, or another version of transformers
         return [absent(name, str(err)) for name in (CONTINUOUS, PADDED)]
     pair = []
-    continuous = partial(gpt2.continuous_generate, max_batch_tokens=TOKENS_A_STEP)
-    for name, serve in ((CONTINUOUS, continuous), (PADDED, gpt2.padded_generate)):
+    continuous = partial(theirs.continuous_generate, max_batch_tokens=TOKENS_A_STEP)
+    for name, serve in ((CONTINUOUS, continuous), (PADDED, theirs.padded_generate)):
         pair.append(Contestant(name, partial(serve, model), may_fail=True))
         try:
             pair[-1].run([[1, 2]], 2)
@@ -149,11 +169,11 @@ def timed(
     return tokens / spent, ids
 
 
-def share_equal(ours_ids: list[list[int]], theirs: list[list[int]]) -> float:
+def share_equal(ours_ids: list[list[int]], their_ids: list[list[int]]) -> float:
     """The share of tokens that agree, over the requests that both served."""
     pairs = [
         one == other
-        for mine, their in zip(ours_ids, theirs, strict=False)
+        for mine, their in zip(ours_ids, their_ids, strict=False)
         for one, other in zip(mine, their, strict=True)
     ]
     return sum(pairs) / len(pairs)

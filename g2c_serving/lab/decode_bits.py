@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from g2c_serving.forward.batch import build_batch
 from g2c_serving.forward.batch_invariance import BatchInvariant
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.numerics import Numerics
 from g2c_serving.lab.contestants import made_up_prompts
 from g2c_serving.lab.panel import Panel, choice, stops
 from g2c_serving.lab.plots import BLACK, line, source_note
+from g2c_serving.lab.scoring import DecodeStep
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
 FIXED: dict[str, tuple[bool, bool]] = {  # rows of the products, blocks of keys
@@ -33,7 +33,6 @@ FIXED: dict[str, tuple[bool, bool]] = {  # rows of the products, blocks of keys
     "both fixed": (True, True),
 }
 CONTEXTS = {"all of 48 tokens": (48, 48), "from 16 to 80 tokens": (16, 80)}
-BLOCK = 16
 EQUAL = 1e-8  # where the picture draws a difference of exactly zero
 
 
@@ -46,29 +45,6 @@ class Found:
     gap: float
 
 
-class DecodeStep:
-    """`size` requests whose contexts are computed, each alone; `logits(rows)` decodes some of them
-    together. The cache holds the same bits each time."""
-
-    def __init__(self, lm: LanguageModel, numerics: Numerics, lengths: Sequence[int]) -> None:
-        self.model = lm.model.with_numerics(numerics)
-        blocks = max(lengths) // BLOCK + 1
-        self.cache = self.model.new_cache(blocks * len(lengths), BLOCK)
-        self.tables = [range(i * blocks, (i + 1) * blocks) for i in range(len(lengths))]
-        self.texts = [made_up_prompts(lm, i + 1, length)[i] for i, length in enumerate(lengths)]
-        for i, ids in enumerate(self.texts):
-            batch = build_batch([(ids[:-1], 0)], [self.tables[i]], BLOCK, [0])
-            self.model.forward(batch, self.cache)
-
-    def logits(self, rows: Sequence[int]) -> torch.Tensor:
-        """Logits (len(rows), V) of one decode step; shorter contexts stand first, as in the
-        engine."""
-        chunks = [(self.texts[i][-1:], len(self.texts[i]) - 1) for i in rows]
-        tables = [self.tables[i] for i in rows]
-        batch = build_batch(chunks, tables, BLOCK, range(len(rows)))
-        return self.model.forward(batch, self.cache)
-
-
 def measure(
     lm: LanguageModel, fixed: str, contexts: str, batches: Sequence[int] = BATCHES
 ) -> list[Found]:
@@ -79,11 +55,12 @@ def measure(
     spread = [lengths[i * 37 % most] for i in range(most)]  # so that small batches are mixed too
     rows, attention = FIXED[fixed]
     numerics = BatchInvariant(rows, attention) if rows or attention else Numerics()
-    step = DecodeStep(lm, numerics, spread)
+    texts = [made_up_prompts(lm, i + 1, length)[i] for i, length in enumerate(spread)]
+    step = DecodeStep(lm.model.with_numerics(numerics), texts)
     alone = torch.cat([step.logits([i]) for i in range(most)])  # (most, V)
     found = []
     for batch in batches:
-        order = sorted(range(batch), key=spread.__getitem__)
+        order = sorted(range(batch), key=spread.__getitem__)  # as in the engine
         apart = (step.logits(order) - alone[order]).abs().amax(-1)  # (batch,)
         found.append(Found(batch, int((apart > 0).sum()), apart.max().item()))
     return found

@@ -20,7 +20,7 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import Drafted
 from g2c_serving.lab.panel import Panel, choice, slider, stops
-from g2c_serving.lab.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, Blocks, columns
+from g2c_serving.lab.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, Blocks, columns, sheet
 from g2c_serving.lab.words import many, visible
 from g2c_serving.request import SamplingParams
 
@@ -108,15 +108,11 @@ def panel(lm: LanguageModel, drafter: LanguageModel, seed: int = 0) -> Panel:
 
 def _draw(figure: Figure) -> dict[str, Any]:
     large, small = figure.subplots(2, 1, height_ratios=(1.5, 1))
-    for axes in (large, small):
-        axes.grid(False)
-        axes.spines[:].set_visible(False)
-        axes.tick_params(length=0)
-    large.set(xlim=(-1.15, DRAFTS + 1), ylim=(-0.62, 2.55), xticks=[], yticks=[])
-    small.set(xlim=(0.4, MOST_STEPS + 0.6), ylim=(0, DRAFTS + 1.1), yticks=[])
+    sheet(large, (-1.15, DRAFTS + 1), (-0.62, 2.55))
+    sheet(small, (0.4, MOST_STEPS + 0.6), (0, DRAFTS + 1.1))
     small.set_xticks([1, *range(5, MOST_STEPS + 1, 5)])
     small.set_xlabel("step (a column: five drafts upwards, and the token after them)", fontsize=9)
-    small.tick_params(labelsize=9)
+    small.tick_params(length=0, labelsize=9)
     art: dict[str, Any] = {"large": {}, "small": {}}
     for fate, look in LOOKS.items():
         edge = {"edgecolor": BLACK if fate == UNVERIFIED else "white"}

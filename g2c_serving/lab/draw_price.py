@@ -18,11 +18,10 @@ from statistics import median
 import numpy as np
 import torch
 
-from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import StepRecord
-from g2c_serving.lab.contestants import made_up_prompts
+from g2c_serving.lab.contestants import fill, room_for
 from g2c_serving.lab.shared_draws import SharedDrawEngine
 from g2c_serving.lab.table import Table
 from g2c_serving.request import SamplingParams
@@ -96,26 +95,16 @@ def contenders(lm: LanguageModel, batch: int, steps: int) -> list[Contender]:
     def keyed(position: int) -> torch.Tensor:
         return torch.from_numpy(rng.target_words(seeds, np.full(batch, position)))
 
-    config = EngineConfig(
-        num_blocks=batch * -(-(PROMPT + 1 + WARM + steps) // EngineConfig.block_size),
-        max_num_batched_tokens=PROMPT * batch,
-        max_num_seqs=batch,
-    )
+    tokens = 1 + WARM + steps
+    config = room_for(batch, PROMPT, tokens)
+    params = SamplingParams(tokens, temperature=0.8, ignore_eos=True)
     pair = [
         Contender(SHARED, SharedDrawEngine(lm, config, SEED), shared),
         Contender(KEYED, Engine(lm, config), keyed),
     ]
     for contender in pair:
-        _fill(contender.engine, batch, 1 + WARM + steps)
+        fill(contender.engine, batch, PROMPT, params, 1 + WARM)
     return pair
-
-
-def _fill(engine: Engine, batch: int, tokens: int) -> None:
-    for seed, prompt in enumerate(made_up_prompts(engine.lm, batch, PROMPT)):
-        params = SamplingParams(max_tokens=tokens, temperature=0.8, seed=seed, ignore_eos=True)
-        engine.add(prompt, params)
-    for _ in range(1 + WARM):  # the first one is the prompts'
-        engine.step()
 
 
 def take_turns(pair: Sequence[Contender], steps: int) -> None:

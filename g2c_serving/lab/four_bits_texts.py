@@ -20,6 +20,7 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.low_precision import FORMATS, Format, decode, encode
 from g2c_serving.lab.held_out import held_out_prompts
+from g2c_serving.lab.shared_draws import first_difference
 from g2c_serving.lab.table import Table
 from g2c_serving.request import SamplingParams
 
@@ -46,20 +47,14 @@ class Parted:
         )
 
 
-def first_difference(a: list[int], b: list[int]) -> int | None:
-    """The index of the first token that differs, or that one text has and the other has not."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return None if len(a) == len(b) else min(len(a), len(b))
-
-
 def parted(lm: LanguageModel, *formats: str) -> list[Parted]:
     """The same greedy requests with a cache in each of `formats`, against the unrounded one."""
-    texts = {name: _texts(lm, name) for name in ("auto", *formats)}
-    return [
-        Parted(name, tuple(map(first_difference, texts["auto"], texts[name]))) for name in formats
-    ]
+    exact = _texts(lm, "auto")
+    return [Parted(name, tuple(map(_where, exact, _texts(lm, name)))) for name in formats]
+
+
+def _where(one: list[int], other: list[int]) -> int | None:
+    return None if one == other else first_difference(one, other)
 
 
 def _texts(lm: LanguageModel, kv_cache_dtype: str) -> list[list[int]]:

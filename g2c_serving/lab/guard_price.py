@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forbid_sync import forbid_sync
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.lab.contestants import made_up_prompts
+from g2c_serving.lab.contestants import fill, room_for
 from g2c_serving.lab.table import Table
 from g2c_serving.request import SamplingParams
 
@@ -58,17 +57,10 @@ def prices(times: dict[str, list[float]], batch: int) -> list[GuardPrice]:
 
 def _engine(lm: LanguageModel, name: str, batch: int, steps: int) -> Engine:
     tokens = WARM + steps + 2
-    config = EngineConfig(
-        num_blocks=batch * -(-(PROMPT + tokens + 1) // EngineConfig.block_size),
-        max_num_batched_tokens=PROMPT * batch,
-        max_num_seqs=batch,
-        forbid_sync=name in (ON, ALL),
-    )
-    engine = Engine(lm, config)
+    engine = Engine(lm, room_for(batch, PROMPT, tokens, forbid_sync=name in (ON, ALL)))
     if name == ALL:
         engine.guards = {phase: forbid_sync(phase) for phase in engine.guards}
-    for seed, prompt in enumerate(made_up_prompts(lm, batch, PROMPT)):
-        engine.add(prompt, SamplingParams(tokens, seed=seed, ignore_eos=True))
+    fill(engine, batch, PROMPT, SamplingParams(tokens, ignore_eos=True), steps=0)
     _step(engine)
     return engine
 

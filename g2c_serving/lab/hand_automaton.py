@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from g2c_serving.forward.language_model import LanguageModel, eos_ids
+from g2c_serving.lab.allowed_tokens import mask_of
 from g2c_serving.process.tokenizer import Tokenizer
-from g2c_serving.sample.grammar import Grammar, GrammarState, as_mask, bitmask
+from g2c_serving.sample.grammar import Grammar
 from g2c_serving.sample.grammar_compiler import GrammarCompiler
 
 MINUTES = {"type": "integer", "minimum": 1, "maximum": 999}
@@ -106,7 +107,7 @@ def compare(
     for _ in range(texts):
         theirs, ours, text = compiler.state_of(grammar, compiled), 0, b""
         while not theirs.is_over:
-            allowed = _mask_of(theirs, lm.vocab_size)
+            allowed = mask_of(theirs, lm.vocab_size)
             wrong = int((allowed != mask(ours)).sum())
             where = text.decode() if wrong and not differing else where
             steps, differing = steps + 1, differing + wrong
@@ -118,9 +119,3 @@ def compare(
                 break
             ours, text = after, text + pieces[token]
     return Comparison(texts, steps, len(seen), lm.vocab_size, differing, where)
-
-
-def _mask_of(state: GrammarState, vocab_size: int) -> np.ndarray:
-    found = as_mask(bitmask([state], vocab_size), vocab_size)
-    assert found is not None
-    return found[0].numpy()

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from g2c_serving.lab import charts
 from g2c_serving.lab.load_model import step_ms
 from g2c_serving.lab.panel import Panel, choice, slider
-from g2c_serving.lab.plots import BLACK, line, source_note
+from g2c_serving.lab.plots import BLACK, line, source_note, unmarked
 from g2c_serving.lab.published import value
 from g2c_serving.lab.table import Table
 
@@ -90,7 +90,7 @@ def _draw(figure: Figure) -> dict[Any, Any]:
         False: "implied, ordinary token counted",
     }
     for k, (name, label) in enumerate(labels.items()):
-        (art[name],) = axes.plot([], [], label=label, **{**line(k), "marker": ""})
+        (art[name],) = axes.plot([], [], label=label, **unmarked(k))
         marker: dict[str, Any] = {"color": line(k)["color"], "marker": line(k)["marker"]}
         (art[f"{name} now"],) = axes.plot([], [], linestyle="none", markersize=9, **marker)
     (art["at"],) = axes.plot([], [], color=BLACK, linewidth=1, linestyle=":")

@@ -10,8 +10,7 @@ or number of threads may answer otherwise.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,13 +20,14 @@ from g2c_serving.forward.batch_invariance import BatchInvariant
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.model import Transformer
 from g2c_serving.forward.numerics import Numerics
+from g2c_serving.lab.machine import num_threads
+from g2c_serving.lab.scoring import BLOCK, DecodeStep
 from g2c_serving.lab.table import Table
 from g2c_serving.lab.words import many
 
 THREADS = (1, 2, 3, 7)
 COMPANY = (2, 3, 7, 8, 33, 64)  # requests in a decode step
 CHUNKS = (1, 7, 16)  # tokens, of a text that is also computed whole
-BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def probe(lm: LanguageModel, threads: Sequence[int] = THREADS, length: int = 70)
         )
     report = Report()
     for count in threads:
-        with _threads(count):
+        with num_threads(count):
             numerics = BatchInvariant()
             invariant = _compare(lm.model.with_numerics(numerics), length)
             ordinary = _compare(lm.model.with_numerics(Numerics()), length)
@@ -115,22 +115,12 @@ def probe(lm: LanguageModel, threads: Sequence[int] = THREADS, length: int = 70)
     return report
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _compare(model: Transformer, length: int) -> Differ:
     generator = torch.Generator().manual_seed(0)
     shape = (max(COMPANY), length)
     texts = torch.randint(model.config.vocab_size, shape, generator=generator).tolist()
     texts = [text[: length - 13 * i % (length // 2)] for i, text in enumerate(texts)]
-    decode = _Decode(model, texts)
+    decode = DecodeStep(model, texts)
     alone = torch.cat([decode.logits([i]) for i in range(len(texts))])
     in_company = sum(_differing(decode.logits(range(n)), alone[:n]) for n in COMPANY)
     whole = _chunked(model, texts[0], length)
@@ -140,25 +130,6 @@ def _compare(model: Transformer, length: int) -> Differ:
 
 def _differing(found: torch.Tensor, expected: torch.Tensor) -> int:
     return int((found != expected).any(-1).sum())
-
-
-class _Decode:
-    """Texts in the cache but for their last token, each computed alone."""
-
-    def __init__(self, model: Transformer, texts: list[list[int]]) -> None:
-        blocks = -(-max(map(len, texts)) // BLOCK)
-        self.model, self.texts = model, texts
-        self.cache = model.new_cache(blocks * len(texts), BLOCK)
-        self.tables = [range(i * blocks, (i + 1) * blocks) for i in range(len(texts))]
-        for text, table in zip(texts, self.tables, strict=True):
-            model.forward(build_batch([(text[:-1], 0)], [table], BLOCK, []), self.cache)
-
-    def logits(self, which: Sequence[int]) -> torch.Tensor:
-        """Logits (len(which), V) of one decode step of these texts."""
-        chunks = [(self.texts[i][-1:], len(self.texts[i]) - 1) for i in which]
-        tables = [self.tables[i] for i in which]
-        batch = build_batch(chunks, tables, BLOCK, range(len(chunks)))
-        return self.model.forward(batch, self.cache)
 
 
 def _chunked(model: Transformer, text: list[int], size: int) -> torch.Tensor:

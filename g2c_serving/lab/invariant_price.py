@@ -12,10 +12,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.lab.contestants import made_up_prompts
+from g2c_serving.lab.contestants import fill, room_for
 from g2c_serving.lab.panel import Panel, stops, toggle
 from g2c_serving.lab.plots import BLACK, line, source_note
 from g2c_serving.lab.words import many
@@ -53,16 +52,8 @@ def measure(lm: LanguageModel, batches: Sequence[int] = BATCHES) -> list[Price]:
 
 def _prefilled(lm: LanguageModel, batch: int, batch_invariant: bool) -> Engine:
     """An engine with `batch` requests, all of which decode from the next step on."""
-    config = EngineConfig(
-        num_blocks=batch * -(-(PROMPT + STEPS + 1) // EngineConfig.block_size),
-        max_num_batched_tokens=PROMPT * batch,
-        batch_invariant=batch_invariant,
-    )
-    engine = Engine(lm, config)
-    params = SamplingParams(max_tokens=STEPS + 1, temperature=0.8, seed=0, ignore_eos=True)
-    for prompt in made_up_prompts(lm, batch, PROMPT):
-        engine.add(prompt, params)
-    engine.step()
+    engine = Engine(lm, room_for(batch, PROMPT, STEPS, batch_invariant=batch_invariant))
+    fill(engine, batch, PROMPT, SamplingParams(STEPS + 1, temperature=0.8, ignore_eos=True))
     return engine
 
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from g2c_serving.lab import traffic
 from g2c_serving.lab.panel import Panel, slider, stops
-from g2c_serving.lab.plots import BLACK, GREY, ORANGE, line, source_note
+from g2c_serving.lab.plots import BLACK, GREY, ORANGE, line, source_note, unmarked
 from g2c_serving.lab.published import value
 from g2c_serving.lab.reuse import Reuse
 from g2c_serving.lab.table import Table
@@ -72,14 +72,14 @@ def _draw(figure: Figure) -> dict[str, Any]:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     art: dict[str, Any] = {}
     for k, name in enumerate(("chat", "agent")):
-        (art[name],) = left.plot([], [], label=_plural(name), **(line(k) | {"marker": ""}))
+        (art[name],) = left.plot([], [], label=_plural(name), **unmarked(k))
         (art[f"{name} here"],) = left.plot(
             [], [], **(line(k) | {"linestyle": "", "markersize": 9}), clip_on=False
         )
     _lifetime_axis(left)
     right.axhspan(value("tier.chat_loss.low"), value("tier.chat_loss.high"), color="#DDDDDD")
     right.text(59, 0.53, "Reported: 0.5 to 1 %", fontsize=9, ha="right")
-    (art["cost"],) = right.plot([], [], **(line(0) | {"marker": ""}))
+    (art["cost"],) = right.plot([], [], **unmarked(0))
     (art["cost here"],) = right.plot(
         [], [], color=BLACK, marker="o", markersize=9, fillstyle="none", clip_on=False
     )

@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.live_users import ASKED, BUDGETED, FIXED, KEPT, OFF, Room, opened, sentence
 from g2c_serving.lab.panel import Frame, Panel, choice, entry, slider, stops, toggle
-from g2c_serving.lab.plots import Blocks, columns, line
+from g2c_serving.lab.plots import Blocks, columns, sheet, unmarked
 from g2c_serving.output import RequestOutput
 
 EVERY = 2  # steps from one picture to the next
@@ -57,11 +57,9 @@ def _draw(figure: Figure) -> dict[str, Any]:
     grid = figure.add_gridspec(2, 2, width_ratios=(6, 5), height_ratios=(5, 3))
     words, blocks = figure.add_subplot(grid[:, 0]), figure.add_subplot(grid[0, 1])
     queue, lines = figure.add_subplot(grid[1, 1]), len(ASKED) + 1
-    words.set(xlim=(0, 1), ylim=(lines - 0.1, -0.2), xticks=[], yticks=[])
-    words.spines[:].set_visible(False)
+    sheet(words, (0, 1), (lines - 0.1, -0.2))
     blocks.set(ylabel="block", xticks=[])
-    for axes in (words, blocks):
-        axes.grid(False)
+    blocks.grid(False)
     queue.set(xlabel="step", ylim=(0, lines + 0.5), yticks=range(0, lines + 1, 2))
     queue.xaxis.set_major_locator(MaxNLocator(integer=True))
     art: dict[str, Any] = {"queue": queue, "blocks": blocks}
@@ -71,8 +69,8 @@ def _draw(figure: Figure) -> dict[str, Any]:
     art["states"] = [words.text(0.05, y, "", va="top", fontsize=9) for y in range(lines)]
     look: dict[str, Any] = {"va": "top", "fontsize": 7.5, "family": FONT, "linespacing": 1.05}
     art["texts"] = [words.text(0.05, y + 0.27, "", parse_math=False, **look) for y in range(lines)]
-    (art["waiting"],) = queue.plot([], [], label="waiting", **{**line(1), "marker": ""})
-    (art["running"],) = queue.plot([], [], label="running", **{**line(0), "marker": ""})
+    (art["waiting"],) = queue.plot([], [], label="waiting", **unmarked(1))
+    (art["running"],) = queue.plot([], [], label="running", **unmarked(0))
     queue.legend(loc="upper right", fontsize=8, ncols=2)
     return art
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from g2c_serving.lab import load_model
 from g2c_serving.lab.calibration import LogOddsLine
 from g2c_serving.lab.panel import Panel, slider, stops
-from g2c_serving.lab.plots import BLACK, line, source_note
+from g2c_serving.lab.plots import BLACK, source_note, unmarked
 from g2c_serving.sample.verify_budget import Plan, StepTime, plan
 
 SHIFTS = np.arange(-4, 4.25, 0.5)  # of the log odds, along the right-hand picture
@@ -96,11 +96,11 @@ def lying_panel() -> Panel:
 def _draw(figure: Figure) -> dict[str, Any]:
     left, right = figure.subplots(1, 2)
     art: dict[str, Any] = {}
-    (art["true"],) = left.plot([], [], label="comes true", **{**line(0), "marker": ""})
-    (art["said"],) = left.plot([], [], label="the head says", **{**line(1), "marker": ""})
+    (art["true"],) = left.plot([], [], label="comes true", **unmarked(0))
+    (art["said"],) = left.plot([], [], label="the head says", **unmarked(1))
     left.set(xlim=(-0.1, 5.1), xlabel="drafts verified a request", title="one step, by budget")
-    (art["lies"],) = right.plot([], [], label="planned on the lie", **{**line(0), "marker": ""})
-    (art["fixed"],) = right.plot([], [], label="fixed five", **{**line(2), "marker": ""})
+    (art["lies"],) = right.plot([], [], label="planned on the lie", **unmarked(0))
+    (art["fixed"],) = right.plot([], [], label="fixed five", **unmarked(2))
     right.set(xlim=(-4.2, 4.2), xlabel="shift of the log odds", title="by the lie")
     art["best_truth"] = _mark(left, "D", "planned on the truth")
     art["best_lie"] = _mark(left, "o", "planned on the lie")

@@ -1,4 +1,4 @@
-"""What this machine is: the words that stand beside every number measured here."""
+"""What this machine is: the words that stand beside every number measured here; its cores."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -61,3 +63,21 @@ def table() -> str:
         **{package: version(package) for package in PACKAGES},
     }
     return "\n".join(f"{name:11} {text}" for name, text in rows.items())
+
+
+def cores() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def num_threads(count: int) -> Iterator[None]:
+    """torch computes in so many threads; in as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 
-from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import StepRecord
-from g2c_serving.lab.contestants import made_up_prompts
+from g2c_serving.lab.contestants import fill, room_for
 from g2c_serving.lab.table import Table
 from g2c_serving.request import SamplingParams
 from g2c_serving.sample.grammar import Grammar, as_mask, bitmask
@@ -136,17 +135,9 @@ def _measure(lm: LanguageModel, batch: int, steps: int) -> MaskPrice:
 def contender(lm: LanguageModel, grammar: Grammar | None, batch: int, steps: int) -> Contender:
     """An engine with `batch` requests under `grammar`, their prompts done, warm."""
     tokens = 1 + WARM + steps
-    config = EngineConfig(
-        num_blocks=batch * -(-(PROMPT + tokens + 1) // EngineConfig.block_size),
-        max_num_batched_tokens=PROMPT * batch,
-        max_num_seqs=batch,
-    )
-    engine = Engine(lm, config)
-    for seed, prompt in enumerate(made_up_prompts(lm, batch, PROMPT)):
-        params = SamplingParams(tokens + 1, seed=seed, ignore_eos=True, grammar=grammar)
-        engine.add(prompt, params)
-    for _ in range(1 + WARM):
-        engine.step()
+    engine = Engine(lm, room_for(batch, PROMPT, tokens))
+    params = SamplingParams(tokens + 1, ignore_eos=True, grammar=grammar)
+    fill(engine, batch, PROMPT, params, 1 + WARM)
     return Contender(engine)
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib.figure import Figure
 
@@ -23,14 +22,14 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.batch import ForwardBatch
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import Drafted
-from g2c_serving.lab.allowed_tokens import MINUTES, QUESTION, schema
+from g2c_serving.lab.allowed_tokens import MINUTES, QUESTION, mask_of, schema
 from g2c_serving.lab.draft_strip import ACCEPTED, LOOKS, MARKS, fates
 from g2c_serving.lab.panel import Panel, choice, slider
-from g2c_serving.lab.plots import Blocks, columns
+from g2c_serving.lab.plots import Blocks, columns, sheet
 from g2c_serving.lab.words import many, visible
 from g2c_serving.process.chat import chat
 from g2c_serving.request import Request, SamplingParams
-from g2c_serving.sample.grammar import DraftMasks, Grammar, GrammarState, as_mask, bitmask
+from g2c_serving.sample.grammar import DraftMasks, Grammar, GrammarState
 from g2c_serving.sample.speculation import Drafts
 
 DRAFTS, MOST = 5, 16  # drafts a step; steps of the longest run
@@ -119,17 +118,12 @@ def _step(lm: LanguageModel, state: GrammarState, known: Sequence[int], one: Dra
         state.advance(token)
     masks = []
     for token in one.tokens:
-        masks.append(_mask(state, lm.vocab_size))
+        masks.append(mask_of(state, lm.vocab_size))
         state.advance(token)
     allowed = tuple(int(mask.sum()) for mask in masks)
     own = tuple(bool(mask[token]) for mask, token in zip(masks, one.tokens, strict=True))
     at_first = tuple(bool(masks[0][token]) for token in one.tokens)
     return Step(one, allowed, own, at_first, lm.tokenizer.decode(known))
-
-
-def _mask(state: GrammarState, vocab_size: int) -> np.ndarray:
-    mask = as_mask(bitmask([state], vocab_size), vocab_size)
-    return np.ones(vocab_size, dtype=bool) if mask is None else mask[0].numpy()
 
 
 # ---- the panel ----
@@ -154,9 +148,7 @@ def panel(lm: LanguageModel, drafter: LanguageModel) -> Panel:
 
 def _draw(figure: Figure) -> dict[str, Any]:
     axes = figure.subplots()
-    axes.set(xlim=(-1.5, DRAFTS + 1), ylim=(-1.15, 2.6), xticks=[], yticks=[])
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
+    sheet(axes, (-1.5, DRAFTS + 1), (-1.15, 2.6))
     label: dict[str, Any] = {"fontsize": 9, "va": "center", "ha": "right"}
     for y, words in ((1.75, "its own state allows"), (1.25, "drafted"), (0.25, "written"),
                      (-0.6, "the first one's mask")):  # fmt: skip

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from g2c_serving.lab import plots
 from g2c_serving.lab.panel import Panel, choice, slider, stops
-from g2c_serving.lab.plots import line, source_note
+from g2c_serving.lab.plots import source_note, unmarked
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ def _draw(figure: Figure) -> dict[str, Any]:
     axes.set_xticks((1, 10, 100, 512, 2048), ["1", "10", "100", "512", "2,048"])
     axes.set_yticks([10**k for k in range(7)], [f"{10**k:,}" for k in range(7)])
     axes.minorticks_off()
-    (blocks,) = axes.step([], [], where="post", label="in blocks", **(line(0) | {"marker": ""}))
-    (rows,) = axes.plot([], [], label="in reserved rows", **(line(1) | {"marker": ""}))
+    (blocks,) = axes.step([], [], where="post", label="in blocks", **unmarked(0))
+    (rows,) = axes.plot([], [], label="in reserved rows", **unmarked(1))
     ring: dict[str, Any] = {
         "marker": "o",
         "markersize": 12,

@@ -20,6 +20,7 @@ import torch
 import g2c_serving as g
 from g2c_serving.forward.language_model import param_shapes
 from g2c_serving.forward.model_config import ModelConfig
+from g2c_serving.lab.machine import num_threads
 from g2c_serving.lab.museum_model import MOST_STEPS
 
 VOCAB_SIZE = 266  # bytes and reserved tokens
@@ -100,13 +101,11 @@ def steady() -> Iterator[None]:
     """A scene of chance is the same whenever and wherever it is run: the generators that all of a
     process share begin as they do each time, torch computes in one thread, and all of it goes on
     afterwards as if nothing had been drawn."""
-    state, num_threads = random.getstate(), torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
+    state = random.getstate()
+    with torch.random.fork_rng(devices=[]), num_threads(1):
         try:
-            torch.set_num_threads(1)
             torch.manual_seed(0)
             random.seed(0)
             yield
         finally:
             random.setstate(state)
-            torch.set_num_threads(num_threads)

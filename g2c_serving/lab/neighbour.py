@@ -21,7 +21,7 @@ from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import Drafted
 from g2c_serving.lab.draft_strip import ACCEPTED, LOOKS, MARKS, ORDINARY, RESAMPLED, four_for_one
 from g2c_serving.lab.panel import Panel, choice, slider
-from g2c_serving.lab.plots import BLACK, Blocks, columns
+from g2c_serving.lab.plots import BLACK, Blocks, columns, sheet
 from g2c_serving.lab.shared_draws import first_difference
 from g2c_serving.request import SamplingParams
 
@@ -108,10 +108,7 @@ def panel(lm: LanguageModel, drafter: LanguageModel) -> Panel:
 
 def _draw(figure: Figure) -> dict[str, Any]:
     axes = figure.subplots()
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-    axes.set(xlim=(-0.02, TOKENS), ylim=(-0.2, 2.2), xticks=[], yticks=[])
+    sheet(axes, (-0.02, TOKENS), (-0.2, 2.2))
     art: dict[str, Any] = {}
     for fate in FATES:
         art[fate] = Blocks(axes, 0, **{**LOOKS[fate], "edgecolor": "white"})

@@ -14,7 +14,6 @@ lab/race_panel.py the pictures.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,12 +22,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median, median_low
 
-import torch
-
 from g2c_serving.async_engine import AsyncEngine
 from g2c_serving.config import EngineConfig
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.lab.machine import cores, num_threads
 from g2c_serving.lab.real_lanes import Lanes, overlapped_lanes, plain_lanes
 from g2c_serving.request import SamplingParams
 from g2c_serving.switch_interval import SECONDS
@@ -43,13 +41,6 @@ PROMPT = "Once upon a time there was a"
 LOOK_S, LOOK_BYTES = 0.05, 1 << 18  # how long to look for a second core, hashing so much at a time
 PLAIN, OVERLAPPED, ALL_CORES = "one after the other", "overlapped", "all cores for the forward"
 CONFIG = EngineConfig(forbid_sync=False)
-
-
-def cores() -> int:
-    """That this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def cores_for_two() -> float:
@@ -112,7 +103,7 @@ class Contestant:
     def turn(self, steps: int = STEPS) -> None:
         """A step that does not count, as nothing is on its way after a pause, then `steps`, and one
         more by which the last has come to its end."""
-        with number_of_threads(self.threads):
+        with num_threads(self.threads):
             self._step()
             first = max(event.step for event in list(self.engine.events)) + 1
             start, computed, taken = time.perf_counter(), time.thread_time(), 0
@@ -146,16 +137,6 @@ class Contestant:
 def middle(turns: Sequence[float]) -> int:
     """Which of the turns is the median; of two in the middle the shorter."""
     return list(turns).index(median_low(turns))
-
-
-@contextmanager
-def number_of_threads(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 
+from g2c_serving.lab.machine import cores
 from g2c_serving.lab.table import Table
 from g2c_serving.process.prompt import Part, Prompt, Reserved, Text
 from g2c_serving.process.tokenizer import Tokenizer
@@ -128,13 +129,6 @@ def growth(
         for size, cpu in found.items()
     ]
     return Table(("bytes in one call", "CPU time", "ns per byte"), rows)
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _on_one_core(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:

@@ -75,6 +75,11 @@ def line(k: int) -> dict:
     return {"color": COLOURS[k], "linestyle": LINES[k], "marker": MARKERS[k], "markersize": 5}
 
 
+def unmarked(k: int) -> dict:
+    """Keywords for the k-th line where there are too many points for markers."""
+    return {**line(k), "marker": ""}
+
+
 def fill(k: int) -> dict:
     """Keywords for the k-th kind of bar or area: its colour and hatch go together."""
     k %= len(COLOURS)
@@ -99,6 +104,13 @@ class Blocks(PathPatch):
         points = np.stack([np.stack(corner, -1) for corner in corners], 1)  # (n, 5, 2)
         codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
         self.set_path(Path(points.reshape(-1, 2), np.tile(codes, len(x))))
+
+
+def sheet(axes: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
+    """Without ticks, grid and frame, from x[0] to x[1] and from y[0] to y[1]."""
+    axes.set(xlim=x, ylim=y, xticks=[], yticks=[])
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
 
 
 def columns(rows: Sequence[Sequence[float]], count: int) -> np.ndarray:

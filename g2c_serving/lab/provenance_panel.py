@@ -33,8 +33,9 @@ from g2c_serving.lab.plots import (
     columns,
     new_figure,
     picture,
+    sheet,
     style,
-)  # fmt: skip
+)
 from g2c_serving.lab.promoting import encode_promoting
 from g2c_serving.lab.provenance import FORGED, RESERVED, Token
 from g2c_serving.lab.recipe_forged import FORGED as FORGED_MESSAGE
@@ -66,9 +67,7 @@ class Strip:
     """Artists for up to `lines` lines of tokens in `axes`; `show` lays the tokens out."""
 
     def __init__(self, axes: Axes, lines: int, room: int = 150) -> None:
-        axes.set(xlim=(-0.5, COLUMNS + 0.5), ylim=(lines - 0.05, -0.6), xticks=[], yticks=[])
-        axes.grid(False)
-        axes.spines[:].set_visible(False)
+        sheet(axes, (-0.5, COLUMNS + 0.5), (lines - 0.05, -0.6))
         self.lines = lines
         self.boxes = {
             origin: Blocks(axes, 0, **{"hatch": "", "linewidth": 0.8, **look})

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from g2c_serving.lab.panel import Panel, slider
-from g2c_serving.lab.plots import GREY, line, source_note
+from g2c_serving.lab.plots import GREY, line, source_note, unmarked
 from g2c_serving.lab.replay_errors import ReplayErrors, measured, receptive_field
 from g2c_serving.lab.table import Table
 
@@ -74,17 +74,17 @@ def _draw(figure: Figure, errors: ReplayErrors) -> dict[str, Any]:
         left.axvline(place, color=GREY, linewidth=1, linestyle="-")
         left.text(place + 1, 3e-5, name, fontsize=9, rotation=90, va="top")
     for k, values in enumerate((errors.largest, errors.kl)):
-        left.plot(lengths, _shown(values), **{**line(k), "marker": ""})
+        left.plot(lengths, _shown(values), **unmarked(k))
     now = [left.plot([], [], **line(k), label=name, clip_on=False)[0] for k, name in enumerate(
         CURVES)]  # fmt: skip
-    (of_layer,) = left.plot([], [], **{**line(2), "marker": ""})
+    (of_layer,) = left.plot([], [], **unmarked(2))
     left.set_ylabel("error")
     right.set(xlim=(1 - window, -1), xlabel="position, from the end of the hit")
     right.set_xticks(range(5 - window // 5 * 5, 0, 5))  # the first one clear of the left picture
     right.set(title="The rebuilt state", ylabel="relative error")
     others = [right.plot([], [], color=GREY, linewidth=1, linestyle="-")[0] for _ in range(
         len(errors.config.window_layers))]  # fmt: skip
-    (chosen,) = right.plot([], [], **{**line(2), "marker": ""})
+    (chosen,) = right.plot([], [], **unmarked(2))
     others[0].set_label("other window layers")
     handles = [*now, others[0]]  # outside: the curves of some layer run everywhere
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, columnspacing=1)

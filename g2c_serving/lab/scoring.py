@@ -52,6 +52,26 @@ def decoded_logits(model: Transformer, texts: Sequence[Sequence[int]]) -> list[t
     return [torch.stack(found) for found in rows]
 
 
+class DecodeStep:
+    """Texts in the cache but for their last token, each computed alone; `logits(rows)` decodes some
+    of them together. The cache holds the same bits each time."""
+
+    def __init__(self, model: Transformer, texts: Sequence[Sequence[int]]) -> None:
+        blocks = max(map(len, texts)) // BLOCK + 1
+        self.model, self.texts = model, texts
+        self.cache = model.new_cache(blocks * len(texts), BLOCK)
+        self.tables = [range(i * blocks, (i + 1) * blocks) for i in range(len(texts))]
+        for ids, table in zip(texts, self.tables, strict=True):
+            model.forward(build_batch([(ids[:-1], 0)], [table], BLOCK, [0]), self.cache)
+
+    def logits(self, rows: Sequence[int]) -> torch.Tensor:
+        """Logits (len(rows), V) of one decode step of these texts, in this order."""
+        chunks = [(self.texts[i][-1:], len(self.texts[i]) - 1) for i in rows]
+        tables = [self.tables[i] for i in rows]
+        batch = build_batch(chunks, tables, BLOCK, range(len(rows)))
+        return self.model.forward(batch, self.cache)
+
+
 def next_logits(lm: LanguageModel, ids: Sequence[int]) -> torch.Tensor:
     """Logits (V,) of the token after `ids`."""
     return logits_of(lm.model, [ids])[0][-1]

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from g2c_serving.lab.panel import Panel, choice, slider
-from g2c_serving.lab.plots import BLACK, GREEN, GREY, ORANGE, Blocks, columns
+from g2c_serving.lab.plots import BLACK, GREEN, GREY, ORANGE, Blocks, columns, sheet
 from g2c_serving.process.prompt import Reserved
 from g2c_serving.process.streaming import ANSWER, OPENS, REASONING, TOOL_CALL, OutputParser
 from g2c_serving.process.tokenizer import Tokenizer
@@ -110,9 +110,7 @@ def panel(tokenizer: Tokenizer) -> Panel:
 
 def _draw(figure: Figure) -> dict[str, Any]:
     axes = figure.subplots()
-    axes.set(xlim=(-9, WIDE), ylim=(-3.9, 3.1), xticks=[], yticks=[])
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
+    sheet(axes, (-9, WIDE), (-3.9, 3.1))
     for y, words in ((2.5, "tokens"), (1.5, "by text"), (0.5, "by id")):
         axes.text(-0.8, y, words, ha="right", va="center", fontsize=9.5)
     art: dict[str, Any] = {"bands": {k: Blocks(axes, 0, **look) for k, look in LOOKS.items()}}

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from g2c_serving.lab.panel import Panel, toggle
-from g2c_serving.lab.plots import BLACK, GREY, line, source_note
+from g2c_serving.lab.plots import BLACK, GREY, source_note, unmarked
 from g2c_serving.lab.replay_errors import MODEL
 from g2c_serving.lab.resampled import SHARE, Mean
 from g2c_serving.lab.stacked import FOUR_ALONE, TEXTS, Choice, Distance, measured, named
@@ -75,7 +75,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     axes.set(xlim=(0, count), ylim=(LOWEST, 1), yscale="log", xlabel=f"{count:,} places, worst "
              "first", ylabel="total variation\nfrom the exact run")  # fmt: skip
     for k, choice in enumerate(((True, False, False), (False, True, False), FOUR_ALONE)):
-        look = {**line(k), "marker": "", "linewidth": 1.4}
+        look = {**unmarked(k), "linewidth": 1.4}
         axes.plot(measured()[choice].worst_first, **look, label=f"{named(choice)} alone")
     (chosen,) = axes.plot([], [], color=BLACK, linewidth=2.6, linestyle="-", label="chosen")
     axes.axhline(1e-2, color=GREY, linewidth=0.8)

@@ -18,7 +18,7 @@ from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.held_out import held_out_prompts
 from g2c_serving.lab.panel import Panel, slider, stops
-from g2c_serving.lab.plots import BLACK, GREY, Blocks, line, source_note
+from g2c_serving.lab.plots import BLACK, GREY, Blocks, line, source_note, unmarked
 from g2c_serving.request import SamplingParams
 
 CODE = StorageCode()
@@ -145,7 +145,7 @@ def _draw_reads(figure: Figure) -> dict[str, Any]:
     axes.set(xlabel="ms since the reads were issued", ylabel="blocks not there yet")
     axes.xaxis.set_major_formatter("{x:,g}")
     curves = [
-        axes.plot([], [], **{**line(k), "marker": ""}, label=f"10 of {issued} reads")[0]
+        axes.plot([], [], **unmarked(k), label=f"10 of {issued} reads")[0]
         for k, issued in enumerate(ISSUED)
     ]
     (one,) = axes.plot([], [], color=GREY, linestyle=":", label="one read alone")
@@ -189,7 +189,7 @@ def _draw_load(figure: Figure) -> dict[str, Any]:
     axes.set(xlabel="% of the time that disks are busy, if ten are issued",
              ylabel="mean time of a block\n(mean reads of an idle disk)")  # fmt: skip
     for k, issued in enumerate(ISSUED):
-        look = {**line(k), "marker": ""}
+        look = unmarked(k)
         axes.plot(100 * LOADS, under_load(LOADS, issued), **look, label=f"10 of {issued} reads")
     axes.legend(loc="upper left", fontsize=10)
     source_note(axes, "Simulated", "an M/M/1 queue at every disk, nothing cancelled")

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from g2c_serving.lab.panel import Panel, choice, slider
-from g2c_serving.lab.plots import BLACK, GREEN, GREY, ORANGE, Blocks, columns
+from g2c_serving.lab.plots import BLACK, GREEN, GREY, ORANGE, Blocks, columns, sheet
 from g2c_serving.lab.words import many
 from g2c_serving.process.streaming import OutputParser
 from g2c_serving.process.tokenizer import Tokenizer
@@ -95,9 +95,7 @@ def panel(tokenizer: Tokenizer) -> Panel:
 
 def _draw(figure: Figure) -> dict[str, Any]:
     axes = figure.subplots()
-    axes.set(xlim=(-2.35, MOST), ylim=(-2.3, 3.3), xticks=[], yticks=[])
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
+    sheet(axes, (-2.35, MOST), (-2.3, 3.3))
     words = ("bytes", "each for itself", "the parser")
     for y, word in zip((2.5, 1.5, 0.5), words, strict=True):
         axes.text(-0.15, y, word, ha="right", va="center", fontsize=9.5)

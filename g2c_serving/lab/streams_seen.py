@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from g2c_serving.history import StepRecord
-from g2c_serving.lab.plots import BLACK, Picture, line, new_figure, picture, source_note, style
+from g2c_serving.lab.plots import BLACK, Picture, new_figure, picture, source_note, style, unmarked
 from g2c_serving.lab.table import Table
 from g2c_serving.output import RequestOutput
 
@@ -41,7 +41,7 @@ def draw(history: Sequence[StepRecord], num_blocks: int, left_at: int, who: str)
     figure = new_figure((8, 2.4))
     with style():
         axes = figure.subplots()
-        axes.step(range(len(used)), used, where="post", **line(0) | {"marker": ""})
+        axes.step(range(len(used)), used, where="post", **unmarked(0))
         axes.axvline(left_at, color=BLACK, linestyle=":", linewidth=1.2)
         axes.annotate(
             f" {who} goes away", (left_at, 1), xycoords=("data", "axes fraction"), va="top"

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.lab.machine import cores
 from g2c_serving.lab.overlap_race import (
     INTERVAL_MS,
     SHARE,
     busy,
     contestants,
-    cores,
     cores_for_two,
     middle,
     of_ideal,

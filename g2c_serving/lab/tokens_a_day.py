@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from g2c_serving.checks import as_int
 from g2c_serving.lab import charts
 from g2c_serving.lab.panel import Panel, stops
-from g2c_serving.lab.plots import GREY, line, plain_ticks, source_note
+from g2c_serving.lab.plots import GREY, line, plain_ticks, source_note, unmarked
 from g2c_serving.lab.published import value
 from g2c_serving.lab.table import Table
 
@@ -66,7 +66,7 @@ def panel() -> Panel:
 def _draw(figure: Figure) -> dict[str, Any]:
     axes = figure.subplots()
     art: dict[str, Any] = {}
-    (art["curve"],) = axes.plot([], [], **{**line(0), "marker": ""})
+    (art["curve"],) = axes.plot([], [], **unmarked(0))
     (art["now"],) = axes.plot([], [], **{**line(0), "markersize": 9})
     axes.set_xscale("log")
     axes.set_yscale("log")
