@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
-from g2c_serving.lab import render
+from g2c_serving.lab import kernel_runs, render
 
 QUICK_S = 1.0  # a measured cell that took longer is not run a second time
 
@@ -128,7 +128,7 @@ class Session:
         self.former_views: list[str] = []
         self._client = NotebookClient(
             self.notebook,
-            timeout=render.TIMEOUT_S,
+            timeout=kernel_runs.TIMEOUT_S,
             kernel_name="python3",
             record_timing=False,
             coalesce_streams=True,

@@ -20,6 +20,7 @@ from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.history import Row
 from g2c_serving.lab.panel import Panel, slider
 from g2c_serving.lab.plots import BLACK, Blocks
+from g2c_serving.lab.words import many
 from g2c_serving.lab.workload import Arrival, Run, run
 
 SEATS, STEP_TOKENS = 5, 24
@@ -167,7 +168,7 @@ def _sentence(now: Moment) -> str:
     decode = sum(row.kind == "decode" for row in now.rows)
     prefill, waiting, done = len(now.rows) - decode, len(now.waiting), len(now.finished)
     parts = [f"{decode} decoding with one token each"] if decode else []
-    parts += [f"{prefill} with {now.num_tokens - decode} prompt tokens"] if prefill else []
+    parts += [f"{prefill} with {many(now.num_tokens - decode, 'prompt token')}"] if prefill else []
     return (
         f"Step {now.step}: {waiting} waiting; {len(now.rows)} in the batch ({', '.join(parts)}); "
         f"{done} finished."
