@@ -14,6 +14,7 @@ from g2c_serving.lab.published import value
 DECODE_REQUESTS = (8, 64, 256)  # requests per GPU at the three points that the Brief reads off
 CHART_DRAFTS = 3  # draft tokens per request and step, printed in the chart's subtitle
 CHART_ACCEPTANCE = 0.75  # the average share of them that it assumes to be accepted
+CHART_TOKENS = 1 + CHART_DRAFTS * CHART_ACCEPTANCE  # of a request per step
 
 
 @dataclass(frozen=True)
@@ -26,23 +27,12 @@ class DecodePoint:
     throughput: float
 
 
-def tokens_per_step(drafts: int = CHART_DRAFTS, acceptance: float = CHART_ACCEPTANCE) -> float:
-    """Tokens that a request gets per step: its own one, and the accepted share of its drafts."""
-    return 1 + drafts * acceptance
-
-
-def step_ms(user_speed: float, per_step: float | None = None) -> float:
-    """Time of one engine step in ms, for a user who sees `user_speed` tokens per second."""
-    per_step = tokens_per_step() if per_step is None else per_step
-    return 1000 * per_step / user_speed
-
-
 def decode_point(requests: int) -> DecodePoint:
     """The point at 8, 64 or 256 requests per GPU. Raises ValueError for any other."""
     if requests not in DECODE_REQUESTS:
         raise ValueError(f"requests {requests}: the chart was read at {DECODE_REQUESTS} only")
     speed = value(f"decode.user_speed.{requests}")
-    return DecodePoint(requests, speed, step_ms(speed), requests * speed)
+    return DecodePoint(requests, speed, 1000 * CHART_TOKENS / speed, requests * speed)
 
 
 def decode_points() -> list[DecodePoint]:

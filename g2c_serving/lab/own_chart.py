@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from g2c_serving.config import EngineConfig, Speculation
 from g2c_serving.engine import Engine
 from g2c_serving.forward.language_model import LanguageModel
+from g2c_serving.lab.acceptance import as_a_share
 from g2c_serving.lab.acceptance_trace import Trace, trace
-from g2c_serving.lab.charts import CHART_ACCEPTANCE, CHART_DRAFTS, tokens_per_step
+from g2c_serving.lab.charts import CHART_ACCEPTANCE, CHART_DRAFTS
 from g2c_serving.lab.held_out import PROMPT, held_out_prompts
 from g2c_serving.lab.speed_chart import FIXED, MEASURED, Point
 from g2c_serving.lab.table import Table
@@ -103,7 +104,7 @@ def points(timed: Sequence[Timed], acceptance: float = CHART_ACCEPTANCE) -> list
     for one in timed:
         counted = Point(COUNTED, one.requests, one.user_tokens_per_s, verification=FIXED)
         drafts = one.trace.drafts
-        printed = one.steps_per_s * tokens_per_step(drafts, acceptance)
+        printed = one.steps_per_s * as_a_share(acceptance, drafts)
         assumed = Point(ASSUMED, one.requests, printed, drafts, acceptance, FIXED, MEASURED)
         found += [counted, assumed]
     return found
