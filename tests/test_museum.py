@@ -18,7 +18,7 @@ from functools import cache
 import pytest
 
 import g2c_serving as g
-from g2c_serving.lab import museum, museum_matrix
+from g2c_serving.lab import museum, museum_limits, museum_matrix
 from g2c_serving.lab.museum import EXHIBITS, Exhibit, exhibit
 from g2c_serving.lab.museum_limits import LimitReached, limited
 from g2c_serving.lab.museum_place import placed, real_part
@@ -253,6 +253,33 @@ def test_a_call_that_ends_as_its_time_does_is_one_or_the_other():
             stopped += 1
     assert ended + stopped == 60 and stopped
     assert sum(range(200_000)) == 19_999_900_000
+
+
+class InterruptedTwice:
+    """A lock at which Ctrl+C comes, twice, before it opens."""
+
+    times = 2
+
+    def __enter__(self) -> None:
+        if self.times:
+            self.times -= 1
+            raise KeyboardInterrupt
+
+    def __exit__(self, *error) -> None:
+        pass
+
+
+def test_the_watchs_own_late_interrupts_do_not_reach_the_learner(monkeypatch):
+    """As after a call that left gigabytes to clear away: told again meanwhile, and again."""
+    for why in ("it had taken more than 500 MB of memory", ""):
+        watch = museum_limits._Watch(5, 500)
+        watch.why = why
+        monkeypatch.setattr(watch, "_lock", InterruptedTwice())
+        if why:
+            watch.end()
+        else:
+            with pytest.raises(KeyboardInterrupt):  # their own
+                watch.end()
 
 
 # ---- the face ----

@@ -102,7 +102,9 @@ class _Watch(threading.Thread):
             if is_main and callable(self.handler):  # it may have been away when the call ended
                 signal.signal(signal.SIGINT, self.handler)
             return True
-        except _Stop:
+        except (_Stop, KeyboardInterrupt):  # late ones, where a call takes long to be cleared away
+            if not self.why:
+                raise  # the learner's own Ctrl+C
             return False
 
 
