@@ -58,3 +58,12 @@ def test_the_panel(lm):
     assert panel.text.endswith("Each for itself: 8,000 tokens, 544 blocks.")
     panel.controls["samples"].value = 1
     assert "1 sample of" in panel.text and panel.error is None
+
+
+def test_a_bar_ends_at_its_number(lm):
+    """On a logarithmic axis bars stand on 1: those of one sample of 100 tokens end at 8 blocks."""
+    panel = forks.panel(lm)
+    panel.controls["prompt"].value, panel.controls["samples"].value = 100, 1
+    for shared in (True, False):
+        for name, top in (("blocks", 8), ("computed", 100)):
+            assert panel.artists[name][shared].get_path().get_extents().y1 == top

@@ -100,11 +100,9 @@ def _count_axis(axes: Axes) -> None:
 def _update(art: dict[str, Any], costs: dict[bool, list[Cost]], samples: int, prompt: int) -> str:
     for name in ("blocks", "computed"):
         for shared, side in ((True, -0.4), (False, 0.0)):
-            values, text = (
-                [getattr(cost, name) for cost in costs[shared]],
-                art[name]["words"][shared],
-            )
-            art[name][shared].set_boxes([i + side for i in range(len(values))], 1, 0.4, values)
+            values = [getattr(cost, name) for cost in costs[shared]]
+            text, lefts = art[name]["words"][shared], [i + side for i in range(len(values))]
+            art[name][shared].set_boxes(lefts, 1, 0.4, [value - 1 for value in values])
             middle = len(values) - 0.8 + side
             if len(values) == 1:  # for itself it counts as much: the labels would meet
                 middle += -0.1 if shared else 0.25
