@@ -125,11 +125,10 @@ class Loop(Launches):
         them."""
         self._join()
         scheduled = self.scheduler.schedule()
+        self.scheduler.write_pages(self.page_work)
         self._report(self.scheduler.failed)
         self.scheduler.failed = []
-        self.block_manager.prepare(self.page_work)
-        self.prefix_cache.load(self.page_work)
-        self.scheduler.arrivals.load(self.page_work)
+        scheduled = [s for s in scheduled if s.request.state != FINISHED]
         scheduled.sort(key=lambda s: (s.num_tokens, s.num_computed))
         return scheduled if self.speculator is None else self.speculator.mirror(scheduled)
 

@@ -22,7 +22,7 @@ from fakes import new_engine
 from traces import check_idle
 
 import g2c_serving as g
-from g2c_serving import launches
+from g2c_serving import launches, speculating
 from g2c_serving.process.streaming import OutputParser
 from g2c_serving.sample.grammar import GrammarState
 from g2c_serving.sampling import Draws
@@ -67,7 +67,7 @@ FAULTS = {
     "no memory to read": Fault(lambda e: (DiskStore, "read"), NOBODY, error=MemoryError),
     "disk is written": Fault(lambda e: (DiskStore, "write"), NOBODY, error=OSError),
     "no memory to write": Fault(lambda e: (e.pages, "export_blocks"), NOBODY, error=MemoryError),
-    "planner": Fault(lambda e: (e.speculator.budget, "split"), STEP, modes=("budgeted",)),
+    "planner": Fault(lambda e: (speculating, "split"), STEP, modes=("budgeted",)),
     "the thread": Fault(lambda e: (e.model, "forward"), STEP, error=Died, kinds=(g.AsyncEngine,)),
     "the thread, drafting": Fault(
         lambda e: (e.speculator.drafter.model, "forward"), STEP, "", Died, DRAFTS, (g.AsyncEngine,)
@@ -188,6 +188,47 @@ def test_a_fault_ends_whom_it_concerns(name, kind, mode, tmp_path, monkeypatch):
         if kind is g.AsyncEngine:
             assert e.close() == []
     assert met, "it was never called"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, OSError, MemoryError])
+@pytest.mark.parametrize("part, ended", [("copy", {1}), ("import_blocks", {0}), ("clear", {0, 1})])
+def test_pages_that_can_never_be_written_end_their_owner(part, ended, error, tmp_path, monkeypatch):
+    """In the plain engine. 0 finds the beginning of its prompt on disk, 2 is forked off 1, which
+    then goes on in a copy of its last block; with `clear` nobody gets a block, so nobody forks."""
+    found, plain = WISHES["plain"], Wish(tuple(b"cabdacab"), 11)
+    first = make(g.Engine, "off", tmp_path)
+    first.add(list(found.prompt), found.params(0))
+    while first.has_unfinished:
+        first.step()
+    e, final = make(g.Engine, "off", tmp_path), dict[int, g.RequestOutput]()
+
+    def fails(blocks: Any, *_: Any) -> None:
+        if blocks:
+            raise error(WHY)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(e.pages, part, fails)
+        ids = [e.add(list(wish.prompt), wish.params(0)) for wish in (found, plain)]
+        for step in itertools.count():
+            assert step < 100, "no end"
+            final |= {o.request_id: o for o in e.step() if o.finish_reason}
+            e.block_manager.check()
+            if step == 4 and part != "clear":
+                ids.append(e.fork(ids[1]))
+            if not e.has_unfinished:
+                break
+    errors = {i for i, output in final.items() if output.finish_reason == "error"}
+    assert errors == ended and set(final) == set(ids)
+    for i in errors:
+        assert WHY in final[i].message and error.__name__ in final[i].message
+    for i in set(ids) - errors:  # the fork of a greedy request writes as that would
+        assert final[i].token_ids == story(e.lm, (found, plain, plain)[i], 0)[0]
+    check_idle(e)
+    again = e.add(list(found.prompt), found.params(0))
+    outputs = {}
+    while e.has_unfinished:
+        outputs |= {o.request_id: o for o in e.step() if o.finish_reason}
+    assert outputs[again].token_ids == story(e.lm, found, 0)[0]
 
 
 def test_whoever_ends_with_a_failed_step_has_no_row_in_the_next_one():

@@ -102,8 +102,9 @@ class KVCache:
         """Copy blocks (source, destination). All sources are read before anything is written."""
         if pairs:
             source, destination = on_device(pairs, self.keys.device).T
-            self.keys.index_copy_(1, destination, self.keys.index_select(1, source))
-            self.values.index_copy_(1, destination, self.values.index_select(1, source))
+            keys, values = self.keys.index_select(1, source), self.values.index_select(1, source)
+            self.keys.index_copy_(1, destination, keys)
+            self.values.index_copy_(1, destination, values)
 
     # pages leave the pool and come back, bit for bit
 

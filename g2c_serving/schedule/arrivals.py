@@ -134,7 +134,11 @@ class Arrivals:
             pages.write(cache, self.block_manager.tables[request.sequence_id])
             if not self.prefix_cache.window:  # else nobody may share them: the windows are cut
                 self.prefix_cache.commit(request, 0)
-            self._admitted.pop(0)  # only now: what fails is written again before the next step
+            self._admitted.pop(0)  # only now: what is interrupted is written again
+
+    def next_written(self) -> list[Request]:
+        """Whose pages `load` writes next; nobody's where all are written."""
+        return [request for request, _ in self._admitted[:1]]
 
     def forget(self, request: Request, has_ended: bool = False) -> None:
         """The request gives up its blocks. What waits in host memory is kept until it ends."""

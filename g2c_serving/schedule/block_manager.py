@@ -175,7 +175,8 @@ class BlockManager:
     def prepare(self, pages: Pages) -> None:
         """Make the copies, and wipe the blocks that were handed out, so that nothing of the last
         owner reaches the next one, not even what is not a number. Copies come first: a source may
-        have a new owner by now. What fails is done again at the next call."""
+        have a new owner by now. What fails is done again at the next call, unless its owner has
+        ended."""
         pages.copy([(source, destination) for destination, source in self.copies.items()])
         self.copies = {}
         pages.clear(sorted(self.fresh))

@@ -174,7 +174,7 @@ class PrefixCache:
                 end = len(blocks) * self.block_size
                 slots = cache.slots(table, end - self.window, end)
                 cache.import_slots(slots, self.window_layers, one.state)
-            self.loads.pop(0)  # only now: what fails is loaded again before the next step
+            self.loads.pop(0)  # only now: what is interrupted is loaded again
 
     def forget(self, request: Request) -> None:
         """Load nothing more for a request that gives up its blocks."""

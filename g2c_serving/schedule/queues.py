@@ -7,13 +7,17 @@ it is parked, and keeps what it shares until somebody needs the room. Brief, sec
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect, insort
 from collections import deque
 from operator import attrgetter
+from typing import Any
 
 from g2c_serving.request import RUNNING, WAITING, Request
 from g2c_serving.schedule.arrivals import Arrivals
 from g2c_serving.schedule.prefix_tiers import PrefixCache
+
+logger = logging.getLogger(__name__)
 
 ARRIVAL = attrgetter("sequence_id")
 
@@ -69,6 +73,37 @@ class Queues:
         self._take_blocks(request)
         self.arrivals.forget(request, has_ended=True)
 
+    def write_pages(self, pages: Any) -> None:
+        """What the blocks of new owners need before a step: copies, wipes, what comes from disk or
+        from another engine. Where that fails twice, all whose blocks the call was for end with an
+        error, and nobody else."""
+        failed: list[Request] = []
+        while True:
+            try:
+                self.block_manager.prepare(pages)
+                self.prefix_cache.load(pages)
+                return self.arrivals.load(pages)
+            except Exception as err:
+                owners = self._waiting_for_pages()
+                if not owners:
+                    raise
+                if owners != failed:
+                    failed = owners
+                    continue
+                logger.error("%d requests end: their pages fail", len(owners), exc_info=err)
+                for request in owners:
+                    self._end(request, f"{type(err).__name__} when its pages were written: {err}")
+
+    def _waiting_for_pages(self) -> list[Request]:
+        """Whose pages the call is for that `write_pages` comes to next."""
+        blocks = set(self.block_manager.copies or self.block_manager.fresh)
+        if blocks:
+            tables = self.block_manager.tables
+            return [r for r in self.running if blocks.intersection(tables.get(r.sequence_id, ()))]
+        if self.prefix_cache.loads:
+            return [self.prefix_cache.loads[0].request]
+        return self.arrivals.next_written()
+
     def lose_all_blocks(self) -> None:
         """Nobody knows any more what the pages hold: everything is computed again."""
         self.block_manager.forget_names()
@@ -115,11 +150,15 @@ class Queues:
         request.lose_blocks()
 
     def _fail(self, request: Request) -> None:
+        """It is longer than the pool."""
+        self._end(
+            request,
+            f"{len(request.token_ids)} tokens need more than all {self.block_manager.num_blocks} "
+            f"blocks of {self.block_manager.block_size}: raise EngineConfig.num_blocks",
+        )
+
+    def _end(self, request: Request, error: str) -> None:
         self.remove(request)
         for one in request.family:
-            one.finish(
-                "error",
-                f"{len(one.token_ids)} tokens need more than all {self.block_manager.num_blocks} "
-                f"blocks of {self.block_manager.block_size}: raise EngineConfig.num_blocks",
-            )
+            one.finish("error", error)
         self.failed += request.family
