@@ -266,3 +266,30 @@ def impatient(confidences, step_ms):
 def test_a_planner_with_a_typical_mistake_is_told_which(wrong, words):
     verdict = check("04.planner", wrong)
     assert verdict.right is False and words in verdict.text
+
+
+# ---- axes ----
+
+
+def ticks(panel) -> list[tuple[float, str]]:
+    """The numbers along the upright axes of a panel's picture, and how they are written."""
+    figure = panel.figure
+    figure.canvas.draw()
+    return [
+        (place, label.get_text().strip("\u2007"))
+        for axes in figure.axes
+        for place, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("ms", [0.7, 3.0, 90.0])
+def test_the_ticks_of_one_s_own_budget_are_written_as_they_stand(ms):
+    """A tick at 0.25 that reads 0.2 is wrong by a fifth."""
+    curve, drafting = StepCurve([1, 384], [ms, 40 * ms]), StepCurve([1, 64], [ms, ms])
+    machine = own_budget.Machine({"tiny": curve, "big": curve}, drafting, np.full((64, 5), 0.9))
+    panel = own_budget.panel(machine)
+    for requests in (1, 8, 64):
+        panel.controls["requests"].value = requests
+        assert panel.error is None
+        for place, text in ticks(panel):
+            assert float(text) == pytest.approx(place), text

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab.panel import Panel, choice, stops, toggle
-from g2c_serving.lab.plots import BLACK, line, plain_ticks, source_note
+from g2c_serving.lab.plots import BLACK, plain_ticks, source_note, unmarked
 from g2c_serving.lab.reliability import Evidence
 from g2c_serving.lab.table import Table
 from g2c_serving.lab.words import many
@@ -133,15 +133,13 @@ def panel(machine: Machine) -> Panel:
 def _draw(figure: Figure) -> dict[str, Any]:
     left, right = figure.subplots(1, 2)
     art: dict[str, Any] = {"left": left, "right": right}
-    (art["curve"],) = left.plot([], [], **{**line(0), "marker": ""})
+    (art["curve"],) = left.plot([], [], **unmarked(0))
     (art["ends"],) = left.plot([], [], color=BLACK, marker="o", linestyle="none")
     left.set(xscale="log", xlim=(0.9, 450), title="ms of a step", xlabel="rows")
     plain_ticks(left.xaxis)
-    for axes, form, width in ((left, "{:.0f}", 3), (right, "{:.1f}", 4)):
-        axes.yaxis.set_major_formatter(
-            lambda y, _, form=form, width=width: form.format(y).rjust(width, FIGURE_SPACE)
-        )
-    (art["rate"],) = right.plot([], [], **{**line(0), "marker": ""}, label="tokens per ms")
+    for axes in (left, right):
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}".rjust(4, FIGURE_SPACE))
+    (art["rate"],) = right.plot([], [], **unmarked(0), label="tokens per ms")
     look: dict[str, Any] = {"color": BLACK, "linestyle": "none", "fillstyle": "none", "mew": 2}
     (art["best"],) = right.plot([], [], "o", markersize=12, label="best", **look)
     (art["none"],) = right.plot([], [], "D", markersize=9, label="no drafts, no drafter", **look)
