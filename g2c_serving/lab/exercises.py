@@ -9,13 +9,13 @@ that no answer is written down here. A wrong answer is told how it is wrong; see
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from g2c_serving.lab.grading import Exercise, Verdict, grade
+from g2c_serving.lab.words import known
 
 EXERCISES: dict[str, Exercise] = {}
 _misses: Counter[str] = Counter()
@@ -40,11 +40,7 @@ def exercise(
 
 def check(name: str, answer: Any) -> Verdict:
     """Say whether the answer is right. End a cell with it. Raises ValueError for no such name."""
-    if name not in EXERCISES:
-        near = difflib.get_close_matches(name, EXERCISES, n=1)
-        guess = f"; did you mean {near[0]!r}?" if near else f": there are {', '.join(EXERCISES)}"
-        raise ValueError(f"name {name!r} is no exercise{guess}")
-    verdict = grade(EXERCISES[name], answer, _misses[name])
+    verdict = grade(known(name, EXERCISES, "exercise"), answer, _misses[name])
     if verdict.right is not None:
         _misses[name] = 0 if verdict.right else _misses[name] + 1
     return verdict

@@ -13,8 +13,6 @@ from g2c_serving.lab.overlap_model import alike, least
 from g2c_serving.request import Request, SamplingParams
 from g2c_serving.sample import rng
 
-# ---- 06.ideal ----
-
 DEVICE_MS, CPU_MS = 18.0, 4.5
 
 
@@ -33,9 +31,6 @@ def _ideal() -> float:
     return steps * (DEVICE_MS + CPU_MS) / float(least(alike(steps, DEVICE_MS, CPU_MS)))
 
 
-# ---- 06.find_sync ----
-
-
 @exercise(
     "06.find_sync",
     "In which line of the function above does the host wait for the device?",
@@ -48,8 +43,6 @@ def _ideal() -> float:
 def _find_sync() -> int:
     return stray_sync.hidden_line()
 
-
-# ---- 06.late ----
 
 END, WORD, OTHER, BLOCK = 256, 70, 71, 16
 FORMS = ([65, 66, WORD, 67], [65, 66, OTHER, 68])  # the texts that a grammar admits

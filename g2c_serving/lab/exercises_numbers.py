@@ -10,8 +10,6 @@ from g2c_serving.lab.implied_steps import implied_ms
 from g2c_serving.lab.published import rows, value
 from g2c_serving.lab.speed_chart import BUDGETED, CHANCE, FIXED, MEASURED, OFF, Point
 
-# ---- 08.step_time, 08.other_reading ----
-
 CHART = Point("a chart", 32, 400.0, 5, 0.6, FIXED, MEASURED)
 
 
@@ -41,9 +39,6 @@ def _other_reading() -> float:
     return CHART.read_with(0.6, CHANCE)
 
 
-# ---- 08.implied_step ----
-
-
 @exercise(
     "08.implied_step",
     "The budgeted column: 14,466 tokens a second per GPU, about 60 requests, accepted length 3.21. "
@@ -56,8 +51,6 @@ def _other_reading() -> float:
 def _implied_step() -> float:
     return implied_ms(value("prod.load"), "budget", True)
 
-
-# ---- 08.two_numbers ----
 
 STOOD = Trace((100, 80, 70, 50))
 
@@ -75,9 +68,6 @@ STOOD = Trace((100, 80, 70, 50))
 )
 def _two_numbers() -> list[float]:
     return [STOOD.share, STOOD.chance]
-
-
-# ---- 08.refuse ----
 
 
 def _shown(measured: float, drafts: int, acceptance: float, verification: str) -> float:
@@ -110,8 +100,6 @@ def _shown(measured: float, drafts: int, acceptance: float, verification: str) -
 def _refuse() -> Callable[[float, int, float, str], float]:
     return _shown
 
-
-# ---- 08.derivable ----
 
 NEEDS = (
     ("fleet.tokens",),

@@ -11,8 +11,6 @@ from g2c_serving.cluster.storage_reads import kth_of, under_load
 from g2c_serving.forward.low_precision import MXFP4, NVFP4, encode, rounded
 from g2c_serving.lab.exercises import exercise
 
-# ---- 07.shards ----
-
 
 @exercise(
     "07.shards",
@@ -25,9 +23,6 @@ from g2c_serving.lab.exercises import exercise
 )
 def _shards() -> list[float]:
     return [100 * code.overhead for code in (StorageCode(10, 2), StorageCode(1, 2))]
-
-
-# ---- 07.ten_of_eleven ----
 
 
 @exercise(
@@ -50,9 +45,6 @@ def _ten_of_eleven() -> Callable[[float], float]:
     return lambda p: float(kth_of(p, 10, 11))
 
 
-# ---- 07.busy_disks ----
-
-
 @exercise(
     "07.busy_disks",
     "Reads wait for each other at busy disks: one that is busy for a share r of the time takes "
@@ -69,8 +61,6 @@ def _busy_disks() -> float:
     return 100 * (ten - eleven) / (1.1 * ten - eleven)
 
 
-# ---- 07.mxfp4 ----
-
 TALL = (22.0, 6.5, -2.5, 0.9)
 
 
@@ -85,9 +75,6 @@ TALL = (22.0, 6.5, -2.5, 0.9)
 )
 def _mxfp4() -> list[float]:
     return rounded(torch.tensor(TALL + (0.0,) * 28), MXFP4)[:4].tolist()
-
-
-# ---- 07.four_bits ----
 
 
 @exercise(

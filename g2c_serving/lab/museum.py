@@ -13,7 +13,6 @@ fault breaks its own alone (tests/test_museum.py).
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -27,6 +26,7 @@ from g2c_serving.lab.museum_place import Seen, look, real_part
 from g2c_serving.lab.museum_view import Sight
 from g2c_serving.lab.source import Source, show_source
 from g2c_serving.lab.table import Table
+from g2c_serving.lab.words import known
 
 
 @dataclass(frozen=True)
@@ -148,11 +148,7 @@ def register(exhibit: Exhibit) -> Exhibit:
 
 def exhibit(name: str) -> Exhibit:
     """The exhibit of that name. Raises ValueError for no such name."""
-    if name not in EXHIBITS:
-        near = difflib.get_close_matches(name, EXHIBITS, n=1)
-        guess = f"; did you mean {near[0]!r}?" if near else f": there are {', '.join(EXHIBITS)}"
-        raise ValueError(f"name {name!r} is no exhibit{guess}")
-    return EXHIBITS[name]
+    return known(name, EXHIBITS, "exhibit")
 
 
 def in_order() -> list[Exhibit]:

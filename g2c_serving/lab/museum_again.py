@@ -55,20 +55,20 @@ def is_not_the_same(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "second_call",
-        "The first call is right, and none after it",
-        ("vLLM 5329", "lmdeploy 4028"),
-        "grammar",
-        "g2c_serving.sample.grammar_compiler.GrammarCompiler.state_of",
-        state_of,
-        twice,
-        is_not_the_same,
-        "To compile a grammar is dear, so engines kept what came of it for the next request with "
-        "the same grammar. With it they kept the place that the last request had come to, or "
+        name="second_call",
+        title="The first call is right, and none after it",
+        reports=("vLLM 5329", "lmdeploy 4028"),
+        room="grammar",
+        place="g2c_serving.sample.grammar_compiler.GrammarCompiler.state_of",
+        fault=state_of,
+        scene=twice,
+        wrong=is_not_the_same,
+        story="To compile a grammar is dear, so engines kept what came of it for the next request "
+        "with the same grammar. With it they kept the place that the last request had come to, or "
         "several shared one place. The first answer kept to its schema, and others to the rest of "
         "it. What is compiled may be kept for all; how far one request has come may not.",
-        "What can two requests share: `compiled`, or a `GrammarState`?",
-        GrammarCompiler.state_of,
+        hint="What can two requests share: `compiled`, or a `GrammarState`?",
+        solution=GrammarCompiler.state_of,
     )
 )
 
@@ -101,19 +101,19 @@ def is_another(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "second_story",
-        "Only the first answer after a start makes sense",
-        ("LLMs-from-scratch 925", "AutoAWQ 170"),
-        "numerics",
-        "g2c_serving.forward.model.Transformer.forward",
-        forward,
-        two_stories,
-        is_another,
-        "A model with a cache counted for itself at which position it was, so that its caller had "
-        "less to say. For one text that is right. The second began at the position where the first "
-        "had ended, and all its words stood in wrong places: another text came out, and nothing "
-        "said so.",
-        "`batch` says the position of each token in its own text. What is added to it here?",
-        compute,
+        name="second_story",
+        title="Only the first answer after a start makes sense",
+        reports=("LLMs-from-scratch 925", "AutoAWQ 170"),
+        room="numerics",
+        place="g2c_serving.forward.model.Transformer.forward",
+        fault=forward,
+        scene=two_stories,
+        wrong=is_another,
+        story="A model with a cache counted for itself at which position it was, so that its "
+        "caller had less to say. For one text that is right. The second began at the position "
+        "where the first had ended, and all its words stood in wrong places: another text came "
+        "out, and nothing said so.",
+        hint="`batch` says the position of each token in its own text. What is added to it here?",
+        solution=compute,
     )
 )

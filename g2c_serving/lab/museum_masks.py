@@ -69,21 +69,21 @@ def is_no_json(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "reserved_in_string",
-        "A tool's argument breaks off, and its rest is shown as the answer",
-        ("xgrammar 0.2.8",),
-        "grammar",
-        "g2c_serving.sample.grammar_compiler.library",
-        library,
-        note,
-        is_no_json,
-        "A JSON string may hold any text, and the grammar library was told the vocabulary as text. "
-        "So its mask allowed a role marker inside an argument: to it, `<|user|>` is eight "
+        name="reserved_in_string",
+        title="A tool's argument breaks off, and its rest is shown as the answer",
+        reports=("xgrammar 0.2.8",),
+        room="grammar",
+        place="g2c_serving.sample.grammar_compiler.library",
+        fault=library,
+        scene=note,
+        wrong=is_no_json,
+        story="A JSON string may hold any text, and the grammar library was told the vocabulary as "
+        "text. So its mask allowed a role marker inside an argument: to it, `<|user|>` is eight "
         "characters. The model sampled the reserved id, and whatever reads ids took it for the end "
         "of the call. The library does as it is told; nobody had told it which ids are reserved.",
-        "Which tokens does the library see as text? Look at what stands for a reserved id in "
+        hint="Which tokens does the library see as text? Look at what stands for a reserved id in "
         "`vocabulary`.",
-        grammar_compiler.library,
+        solution=grammar_compiler.library,
     )
 )
 
@@ -115,20 +115,20 @@ def is_neither(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "greedy_unmasked",
-        "At temperature 0 the grammar is not kept",
-        ("vllm-metal 238", "vLLM 22180"),
-        "grammar",
-        "g2c_serving.sampling.sample",
-        sample,
-        greedy,
-        is_neither,
-        "An engine had two ways to sample, and applied the mask in one of them. Temperature 0 is "
-        "where a second way is most tempting, since greedy decoding is one argmax. In another "
+        name="greedy_unmasked",
+        title="At temperature 0 the grammar is not kept",
+        reports=("vllm-metal 238", "vLLM 22180"),
+        room="grammar",
+        place="g2c_serving.sampling.sample",
+        fault=sample,
+        scene=greedy,
+        wrong=is_neither,
+        story="An engine had two ways to sample, and applied the mask in one of them. Temperature "
+        "0 is where a second way is most tempting, since greedy decoding is one argmax. In another "
         "engine -1 stood for temperature 0 inside; dividing by it made plus infinity of what was "
         "masked by minus infinity, and NaN of the whole row.",
-        "Which tokens does this argmax compare?",
-        sampling.sample,
+        hint="Which tokens does this argmax compare?",
+        solution=sampling.sample,
     )
 )
 
@@ -165,20 +165,20 @@ def is_made_up(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "mask_too_weak",
-        "Noise, where no token was left to draw",
-        ("vLLM 53665", "vLLM 22180"),
-        "grammar",
-        "g2c_serving.sample.sampler._readable",
-        readable,
-        nothing_left,
-        is_made_up,
-        "Two rules met. A grammar was complete and allowed the end of the text alone, and a "
+        name="mask_too_weak",
+        title="Noise, where no token was left to draw",
+        reports=("vLLM 53665", "vLLM 22180"),
+        room="grammar",
+        place="g2c_serving.sample.sampler._readable",
+        fault=readable,
+        scene=nothing_left,
+        wrong=is_made_up,
+        story="Two rules met. A grammar was complete and allowed the end of the text alone, and a "
         "minimum length forbade just that. No token was left, one came out all the same, and the "
         "grammar could not go on with it. Nothing marks such a row where forbidden tokens are only "
         "very unlikely: then the best of them is drawn, and the user gets noise. Here it is a "
         "model and a grammar that rule out each other's tokens.",
-        "Which is lower, -1e9 or minus infinity? And which of them does `problems` look for?",
-        sampler._readable,
+        hint="Which is lower, -1e9 or minus infinity? And which of them does `problems` look for?",
+        solution=sampler._readable,
     )
 )

@@ -76,21 +76,22 @@ def forgot_itself(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "placeholder",
-        "The model does not know what it has just said",
-        ("vLLM 46899", "vLLM 40768"),
-        "overlap",
-        "g2c_serving.async_engine.fill",
-        fill,
-        alphabet,
-        forgot_itself,
-        "A step is laid out before the token of the last one is known, with a placeholder where it "
-        "will be. In one engine the placeholder was -1, was not always replaced, and ended the "
-        "process on the GPU. A mend was to make any placeholder 0. That is a token like any other: "
-        "nothing falls over any more, and the model reads a token that nobody has written.",
-        "What the last step has drawn is in `draws.pieces`: each has its `requests` and `tokens`. "
-        "Where does this read them?",
-        flights.fill,
+        name="placeholder",
+        title="The model does not know what it has just said",
+        reports=("vLLM 46899", "vLLM 40768"),
+        room="overlap",
+        place="g2c_serving.async_engine.fill",
+        fault=fill,
+        scene=alphabet,
+        wrong=forgot_itself,
+        story="A step is laid out before the token of the last one is known, with a placeholder "
+        "where it will be. In one engine the placeholder was -1, was not always replaced, and "
+        "ended the process on the GPU. A mend was to make any placeholder 0. That is a token like "
+        "any other: nothing falls over any more, and the model reads a token that nobody has "
+        "written.",
+        hint="What the last step has drawn is in `draws.pieces`: each has its `requests` and "
+        "`tokens`. Where does this read them?",
+        solution=flights.fill,
     )
 )
 
@@ -122,20 +123,21 @@ def is_late(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "late_mask",
-        "Every answer that a grammar holds ends with an error",
-        ("vLLM 29379",),
-        "overlap",
-        "g2c_serving.flight.Flight.of",
-        of,
-        spelled_out,
-        is_late,
-        "Under a grammar the mask of a token hangs on the one before. With steps overlapped that "
-        "one is not there yet when the next step is launched, and a mask worked out then is the "
-        "mask of the place before: its tokens are wrong, and the grammar cannot go on with them.",
-        "When is the step before processed: at the launch of this one, or later? Who hands over "
-        "the grammars then?",
-        Flight.__dict__["of"].__func__,
+        name="late_mask",
+        title="Every answer that a grammar holds ends with an error",
+        reports=("vLLM 29379",),
+        room="overlap",
+        place="g2c_serving.flight.Flight.of",
+        fault=of,
+        scene=spelled_out,
+        wrong=is_late,
+        story="Under a grammar the mask of a token hangs on the one before. With steps overlapped "
+        "that one is not there yet when the next step is launched, and a mask worked out then is "
+        "the mask of the place before: its tokens are wrong, and the grammar cannot go on with "
+        "them.",
+        hint="When is the step before processed: at the launch of this one, or later? Who hands "
+        "over the grammars then?",
+        solution=Flight.__dict__["of"].__func__,
     )
 )
 
@@ -164,20 +166,20 @@ def fell_over(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "late_token",
-        "One user's text ends, and the engine with it",
-        ("vLLM 47900",),
-        "overlap",
-        "g2c_serving.schedule.scheduled.Scheduled.is_void",
-        is_void,
-        goodbye,
-        fell_over,
-        "A request ends by a token that was on its way when its next row was launched. That row "
-        "comes back after the request has gone: its token belongs to nobody, and its blocks to "
+        name="late_token",
+        title="One user's text ends, and the engine with it",
+        reports=("vLLM 47900",),
+        room="overlap",
+        place="g2c_serving.schedule.scheduled.Scheduled.is_void",
+        fault=is_void,
+        scene=goodbye,
+        wrong=fell_over,
+        story="A request ends by a token that was on its way when its next row was launched. That "
+        "row comes back after the request has gone: its token belongs to nobody, and its blocks to "
         "somebody else. An engine that took it in looked for a request that it had dropped, and "
         "all others went down with it.",
-        "For two reasons nobody may take in what comes of a row. This knows one of them.",
-        Scheduled.is_void.fget,  # type: ignore[attr-defined]
+        hint="For two reasons nobody may take in what comes of a row. This knows one of them.",
+        solution=Scheduled.is_void.fget,  # type: ignore[attr-defined]
     )
 )
 
@@ -207,19 +209,19 @@ def was_lost(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "late_row",
-        "Who has to wait for memory gets an error instead",
-        ("vLLM 49620",),
-        "overlap",
-        "g2c_serving.schedule.scheduled.Scheduled.is_void",
-        is_stale,
-        crowded,
-        was_lost,
-        "Where memory is short, a request gives up its blocks and is computed again later. With "
-        "steps overlapped it may have a row on its way just then. What comes of that row is about "
-        "blocks that it does not have any more: an engine that counted it had a request with one "
-        "token too many, or wrote where it had no right to, and ended with an illegal access.",
-        "For two reasons nobody may take in what comes of a row. This knows one of them.",
-        Scheduled.is_void.fget,  # type: ignore[attr-defined]
+        name="late_row",
+        title="Who has to wait for memory gets an error instead",
+        reports=("vLLM 49620",),
+        room="overlap",
+        place="g2c_serving.schedule.scheduled.Scheduled.is_void",
+        fault=is_stale,
+        scene=crowded,
+        wrong=was_lost,
+        story="Where memory is short, a request gives up its blocks and is computed again later. "
+        "With steps overlapped it may have a row on its way just then. What comes of that row is "
+        "about blocks that it does not have any more: an engine that counted it had a request with "
+        "one token too many, or wrote where it had no right to, and ended with an illegal access.",
+        hint="For two reasons nobody may take in what comes of a row. This knows one of them.",
+        solution=Scheduled.is_void.fget,  # type: ignore[attr-defined]
     )
 )

@@ -47,19 +47,20 @@ def has_no_heart(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "half_characters",
-        "A heart comes out as three question marks",
-        ("vllm-mlx 109",),
-        "streaming",
-        "g2c_serving.process.utf8.Utf8Stream.feed",
-        feed_bytes,
-        heart,
-        has_no_heart,
-        "A heart is three bytes of UTF-8, and a tokenizer of bytes may cut it anywhere. Each token "
-        "was decoded for itself, and no third of a heart is a character. English looked fine; "
-        "readers of Czech, Thai and Chinese, and whoever likes emoji, saw U+FFFD all over.",
-        "What should come out while a character is not whole? Its bytes may wait in `self.held`.",
-        Utf8Stream.feed,
+        name="half_characters",
+        title="A heart comes out as three question marks",
+        reports=("vllm-mlx 109",),
+        room="streaming",
+        place="g2c_serving.process.utf8.Utf8Stream.feed",
+        fault=feed_bytes,
+        scene=heart,
+        wrong=has_no_heart,
+        story="A heart is three bytes of UTF-8, and a tokenizer of bytes may cut it anywhere. Each "
+        "token was decoded for itself, and no third of a heart is a character. English looked "
+        "fine; readers of Czech, Thai and Chinese, and whoever likes emoji, saw U+FFFD all over.",
+        hint="What should come out while a character is not whole? Its bytes may wait in "
+        "`self.held`.",
+        solution=Utf8Stream.feed,
     )
 )
 
@@ -91,20 +92,20 @@ def has_the_prompt(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "prompt_again",
-        "The answer begins with the whole prompt",
-        ("vLLM 48853",),
-        "streaming",
-        "g2c_serving.process.streaming.open_bytes",
-        open_bytes,
-        half_a_heart,
-        has_the_prompt,
-        "A prompt that is given as ids may end inside a character. The decoder was started with "
-        "the prompt and asked for what is new; with a half character at the border it could not "
-        "say where the prompt ends, and gave out all of it with the first token. Nothing raised: "
-        "a private prompt stood in the answer.",
-        "How many bytes of the prompt can belong to a character that is not whole?",
-        streaming.open_bytes,
+        name="prompt_again",
+        title="The answer begins with the whole prompt",
+        reports=("vLLM 48853",),
+        room="streaming",
+        place="g2c_serving.process.streaming.open_bytes",
+        fault=open_bytes,
+        scene=half_a_heart,
+        wrong=has_the_prompt,
+        story="A prompt that is given as ids may end inside a character. The decoder was started "
+        "with the prompt and asked for what is new; with a half character at the border it could "
+        "not say where the prompt ends, and gave out all of it with the first token. Nothing "
+        "raised: a private prompt stood in the answer.",
+        hint="How many bytes of the prompt can belong to a character that is not whole?",
+        solution=streaming.open_bytes,
     )
 )
 
@@ -140,20 +141,20 @@ def is_held_back(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "stop_missed",
-        "The model speaks for both",
-        ("mlx-knife 68",),
-        "streaming",
-        "g2c_serving.process.stop_strings.StopStrings.feed",
-        find,
-        dialogue,
-        goes_on,
-        "A stop string was looked for in the text of each token. It worked in the tests, whose "
-        "stop string was one token, and for nobody whose stop string was cut in two: the model "
-        "went on until its tokens were spent, and wrote the user's next message as well.",
-        "Which part of a stop string does one token hold? What must be remembered of the text "
+        name="stop_missed",
+        title="The model speaks for both",
+        reports=("mlx-knife 68",),
+        room="streaming",
+        place="g2c_serving.process.stop_strings.StopStrings.feed",
+        fault=find,
+        scene=dialogue,
+        wrong=goes_on,
+        story="A stop string was looked for in the text of each token. It worked in the tests, "
+        "whose stop string was one token, and for nobody whose stop string was cut in two: the "
+        "model went on until its tokens were spent, and wrote the user's next message as well.",
+        hint="Which part of a stop string does one token hold? What must be remembered of the text "
         "before it? `self.held` is there for that.",
-        StopStrings.feed,
+        solution=StopStrings.feed,
     )
 )
 
@@ -176,19 +177,19 @@ def shows_a_part(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "stop_shown",
-        "Answers end with half a stop string",
-        ("vLLM 3574", "SwiftLM 126"),
-        "streaming",
-        "g2c_serving.process.stop_strings.StopStrings.feed",
-        search,
-        dialogue,
-        shows_a_part,
-        "The text so far was searched for the stop string, so it was found however it was cut. By "
-        "then its beginning had been streamed, and what is on a user's screen cannot be taken "
-        "back. So answers ended with half a name.",
-        "A text that ends like the stop string begins may become one. When may it be shown?",
-        StopStrings.feed,
+        name="stop_shown",
+        title="Answers end with half a stop string",
+        reports=("vLLM 3574", "SwiftLM 126"),
+        room="streaming",
+        place="g2c_serving.process.stop_strings.StopStrings.feed",
+        fault=search,
+        scene=dialogue,
+        wrong=shows_a_part,
+        story="The text so far was searched for the stop string, so it was found however it was "
+        "cut. By then its beginning had been streamed, and what is on a user's screen cannot be "
+        "taken back. So answers ended with half a name.",
+        hint="A text that ends like the stop string begins may become one. When may it be shown?",
+        solution=StopStrings.feed,
     )
 )
 
@@ -212,18 +213,19 @@ def lacks_its_end(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "end_lost",
-        "The last word of some answers is missing",
-        ("koboldcpp 1031",),
-        "streaming",
-        "g2c_serving.process.stop_strings.StopStrings.reset",
-        reset,
-        last_line,
-        lacks_its_end,
-        "Text that may become a stop string has to wait. It waits for the next token, and the last "
-        "word of an answer has none: what was held was thrown away with the request. It took a "
-        "stop string and an answer that happen to share some letters, so few could repeat it.",
-        "What is it that `reset` gives back, and when is that read?",
-        StopStrings.reset,
+        name="end_lost",
+        title="The last word of some answers is missing",
+        reports=("koboldcpp 1031",),
+        room="streaming",
+        place="g2c_serving.process.stop_strings.StopStrings.reset",
+        fault=reset,
+        scene=last_line,
+        wrong=lacks_its_end,
+        story="Text that may become a stop string has to wait. It waits for the next token, and "
+        "the last word of an answer has none: what was held was thrown away with the request. It "
+        "took a stop string and an answer that happen to share some letters, so few could repeat "
+        "it.",
+        hint="What is it that `reset` gives back, and when is that read?",
+        solution=StopStrings.reset,
     )
 )

@@ -68,19 +68,20 @@ def gave_it_away(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "typed_marker",
-        "Anybody who types the right characters speaks as the system",
-        ("deepseek-recipe 5",),
-        "provenance",
-        "g2c_serving.process.tokenizer.Tokenizer.encode_parts",
-        encode_parts,
-        front_desk,
-        gave_it_away,
-        "A chat template makes one string of all turns, and the tokenizer finds the markers in it. "
-        "Once they are one string, nobody can tell the template's marker from one that a user "
-        "typed, or that stood on a web page. So a question could bring its own system turn.",
-        "Each part of a prompt is a `g.Reserved` with a name, or a `g.Text`. Where is that lost?",
-        encode_part_by_part,
+        name="typed_marker",
+        title="Anybody who types the right characters speaks as the system",
+        reports=("deepseek-recipe 5",),
+        room="provenance",
+        place="g2c_serving.process.tokenizer.Tokenizer.encode_parts",
+        fault=encode_parts,
+        scene=front_desk,
+        wrong=gave_it_away,
+        story="A chat template makes one string of all turns, and the tokenizer finds the markers "
+        "in it. Once they are one string, nobody can tell the template's marker from one that a "
+        "user typed, or that stood on a web page. So a question could bring its own system turn.",
+        hint="Each part of a prompt is a `g.Reserved` with a name, or a `g.Text`. Where is that "
+        "lost?",
+        solution=encode_part_by_part,
     )
 )
 
@@ -115,18 +116,18 @@ def shows_its_thought(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "spelled_marker",
-        "Half of a thought is shown as the answer",
-        ("deepseek-recipe 5",),
-        "provenance",
-        "g2c_serving.process.streaming.OutputParser._read",
-        read,
-        spelling,
-        shows_its_thought,
-        "A parser that looks for markers in the text cannot tell a marker from the characters that "
-        "spell it. A model that was asked about its own markers wrote one down as text, and from "
-        "there on its private reasoning was served as the answer.",
-        "What ends a thought is an id, and `feed` sees ids. What does this look at?",
-        OutputParser._read,
+        name="spelled_marker",
+        title="Half of a thought is shown as the answer",
+        reports=("deepseek-recipe 5",),
+        room="provenance",
+        place="g2c_serving.process.streaming.OutputParser._read",
+        fault=read,
+        scene=spelling,
+        wrong=shows_its_thought,
+        story="A parser that looks for markers in the text cannot tell a marker from the "
+        "characters that spell it. A model that was asked about its own markers wrote one down as "
+        "text, and from there on its private reasoning was served as the answer.",
+        hint="What ends a thought is an id, and `feed` sees ids. What does this look at?",
+        solution=OutputParser._read,
     )
 )

@@ -51,19 +51,21 @@ def has_no_thought(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "grammar_too_early",
-        "A model that may not think before it calls a tool",
-        ("smg 789", "vLLM 46149"),
-        "grammar",
-        "g2c_serving.sample.grammar.GrammarState.__init__",
-        begin,
-        think_first,
-        has_no_thought,
-        "A schema was meant for the final answer alone. The grammar held from the first token "
-        "instead of from its trigger, so that the model could not open its thought: each token of "
-        "it was masked. What came out was valid, and worse, since nobody had thought about it.",
-        "Before its trigger a state is free: `is_inside` is False as long as there is no matcher.",
-        GrammarState.__init__,
+        name="grammar_too_early",
+        title="A model that may not think before it calls a tool",
+        reports=("smg 789", "vLLM 46149"),
+        room="grammar",
+        place="g2c_serving.sample.grammar.GrammarState.__init__",
+        fault=begin,
+        scene=think_first,
+        wrong=has_no_thought,
+        story="A schema was meant for the final answer alone. The grammar held from the first "
+        "token instead of from its trigger, so that the model could not open its thought: each "
+        "token of it was masked. What came out was valid, and worse, since nobody had thought "
+        "about it.",
+        hint="Before its trigger a state is free: `is_inside` is False as long as there is no "
+        "matcher.",
+        solution=GrammarState.__init__,
     )
 )
 
@@ -102,20 +104,20 @@ def is_not_held(seen: dict[str, Any]) -> str:
 
 register(
     Exhibit(
-        "trigger_missed",
-        "A tool call that keeps to no schema",
-        ("llama.cpp 12291",),
-        "grammar",
-        "g2c_serving.sample.grammar.GrammarState.advance",
-        advance,
-        call_on_a_new_line,
-        is_not_held,
-        "A grammar that waits for a trigger is free until it comes. In a rewrite the trigger's id "
-        "was cast to a string, so that nothing ever matched it, and the grammar never began. No "
-        "error, no warning, and hard to test: only now and then an argument that nothing could "
-        "read. Here it is triggers of more than one id that are never matched.",
-        "How many ids may a trigger have, and how many of those that were generated does this "
+        name="trigger_missed",
+        title="A tool call that keeps to no schema",
+        reports=("llama.cpp 12291",),
+        room="grammar",
+        place="g2c_serving.sample.grammar.GrammarState.advance",
+        fault=advance,
+        scene=call_on_a_new_line,
+        wrong=is_not_held,
+        story="A grammar that waits for a trigger is free until it comes. In a rewrite the "
+        "trigger's id was cast to a string, so that nothing ever matched it, and the grammar never "
+        "began. No error, no warning, and hard to test: only now and then an argument that nothing "
+        "could read. Here it is triggers of more than one id that are never matched.",
+        hint="How many ids may a trigger have, and how many of those that were generated does this "
         "compare with it?",
-        GrammarState.advance,
+        solution=GrammarState.advance,
     )
 )
