@@ -69,19 +69,13 @@ def build_batch(
     lengths = np.array([len(tokens) for tokens, _ in chunks])  # (R,)
     cached = np.array([num_computed for _, num_computed in chunks])  # (R,)
     query_start = np.concatenate(([0], np.cumsum(lengths)))  # (R+1,)
-    tables = np.zeros((len(chunks), max(map(len, block_tables))), dtype=np.int64)  # (R, B)
-    for row, table in zip(tables, block_tables, strict=True):
-        row[: len(table)] = table
-        row[len(table) :] = table[-1]  # its own: nothing of others is read, not even to be masked
+    tables = _padded(block_tables)  # (R, B)
     request_of = np.repeat(np.arange(len(chunks)), lengths)  # (N,)
     positions = np.arange(query_start[-1]) + np.repeat(cached - query_start[:-1], lengths)  # (N,)
     slots = tables[request_of, positions // block_size] * block_size + positions % block_size
     token_ids = np.fromiter((t for tokens, _ in chunks for t in tokens), np.int64)  # (N,)
     assert window_start is None or (cached >= np.asarray(window_start)).all(), window_start
-
-    new_rows = None
-    if first_new is not None:
-        new_rows = np.flatnonzero(positions >= np.asarray(first_new)[request_of])  # (K,)
+    is_new = True if first_new is None else positions >= np.asarray(first_new)[request_of]  # (N,)
 
     def tensor(array: np.ndarray) -> torch.Tensor:
         return on_device(array.astype(np.int64, copy=False), device)
@@ -96,8 +90,18 @@ def build_batch(
         slots=tensor(slots),
         logit_rows=tensor(_last_rows(query_start, logits_of, logits_each)),
         window_start=window_start,
-        new_rows=None if new_rows is None or len(new_rows) == len(positions) else tensor(new_rows),
+        new_rows=None if np.all(is_new) else tensor(np.flatnonzero(is_new)),
     )
+
+
+def _padded(block_tables: Sequence[Sequence[int]]) -> np.ndarray:
+    """The tables as (R, B), each filled up with its own last block: nothing of others is read, not
+    even to be masked."""
+    tables = np.zeros((len(block_tables), max(map(len, block_tables))), dtype=np.int64)
+    for row, table in zip(tables, block_tables, strict=True):
+        row[: len(table)] = table
+        row[len(table) :] = table[-1]
+    return tables
 
 
 def _last_rows(

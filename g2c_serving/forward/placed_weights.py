@@ -17,7 +17,7 @@ Weights = Mapping[str, torch.Tensor]
 CACHED_BYTES = 32 << 20  # a model up to this size stays in a processor's cache
 
 
-def place(weights: Weights, dtype: torch.dtype, device: str, pack: bool = True) -> PlacedWeights:
+def place(weights: Weights, dtype: torch.dtype, device: str, pack: bool) -> PlacedWeights:
     """`weights`, under the parent course's names, at `dtype` on `device`.
 
     pack  whether linear layers may look for the faster kernel

@@ -94,8 +94,7 @@ class Checker:
         target(self.root, schema["$ref"], at)
 
     def _enum(self, schema: dict[str, Any], at: str) -> None:
-        values = self._list(schema, "enum", at)
-        for value in values:
+        for value in self._list(schema, "enum", at):
             self._value(schema, value, f"{at}/enum")
 
     def _const(self, schema: dict[str, Any], at: str) -> None:

@@ -73,13 +73,14 @@ class Plan:
     @cached_property
     def table(self) -> list[Candidate]:
         """Every total that was weighed, the smallest first."""
-        ranking, count = self.ranking, len(self.step_ms)
-        expected = _expected(ranking, count)
-        added = zip(ranking.request, ranking.draft, ranking.survival, strict=True)
-        drafts = [(None, None, 1.0), *((int(r), int(i), float(s)) for r, i, s in added)]
+        ranking, step_ms = self.ranking, self.step_ms.tolist()
+        expected = _expected(ranking, len(step_ms)).tolist()
+        request, draft, survival = ranking.request, ranking.draft, ranking.survival
+        added = zip(request.tolist(), draft.tolist(), survival.tolist(), strict=True)
+        drafts = [(None, None, 1.0), *added]
         return [
-            Candidate(ranking.num_requests + k, *drafts[k], *_rated(expected[k], self.step_ms[k]))
-            for k in range(count)
+            Candidate(ranking.num_requests + k, *drafts[k], tokens, ms, tokens / ms)
+            for k, (tokens, ms) in enumerate(zip(expected, step_ms, strict=True))
         ]
 
 
@@ -139,10 +140,6 @@ def _expected(ranking: Ranking, count: int) -> np.ndarray:
     """Expected tokens (count,) with 0, 1, 2, ... drafts: one a request, and each survival."""
     gains = np.concatenate(([ranking.num_requests], ranking.survival[: count - 1]))
     return gains.cumsum()
-
-
-def _rated(expected: float, step_ms: float) -> tuple[float, float, float]:
-    return float(expected), float(step_ms), float(expected / step_ms)
 
 
 # ---- what callers hand in ----
