@@ -118,6 +118,7 @@ def panel(days: Mapping[str, Day], target: Target) -> Panel:
 def _draw(figure: Figure, days: Mapping[str, Day]) -> dict[str, Any]:
     axes = figure.subplots()
     axes.set(ylim=(len(days) - 0.4, -0.6))
+    axes.xaxis.set_major_formatter("{x:,g}")
     axes.set_yticks(range(len(days)), list(days), fontsize=9)
     axes.grid(axis="y", visible=False)
     source_note(axes, "Measured here")

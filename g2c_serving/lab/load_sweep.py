@@ -104,6 +104,7 @@ def _draw(figure: Figure, found: Sweep) -> dict[str, Any]:
     for k, name in enumerate(("throughput", "goodput")):
         (art[name],) = left.plot([], [], label=name, **line(k))
     left.set(title="tokens a second", ylim=(0, 1.35 * max(day.per_s for day in days)))
+    left.yaxis.set_major_formatter("{x:,g}")
     for k, name in enumerate(("p50", "p99")):
         (art[name],) = right.plot([], [], label=name, **line(k + 2))
     art["target"] = right.axhline(1, color=GREY, linestyle="--", linewidth=1, label="target")

@@ -74,6 +74,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     count = measured()[FOUR_ALONE].tv.size
     axes.set(xlim=(0, count), ylim=(LOWEST, 1), yscale="log", xlabel=f"{count:,} places, worst "
              "first", ylabel="total variation\nfrom the exact run")  # fmt: skip
+    axes.xaxis.set_major_formatter("{x:,g}")
     for k, choice in enumerate(((True, False, False), (False, True, False), FOUR_ALONE)):
         look = {**unmarked(k), "linewidth": 1.4}
         axes.plot(measured()[choice].worst_first, **look, label=f"{named(choice)} alone")

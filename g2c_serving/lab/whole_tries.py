@@ -79,7 +79,7 @@ def _drawn(answer: Callable, batch: Sequence[Row]) -> list[int]:
     except (Exception, SystemExit) as error:
         raise Unreadable(f"The function raises {type(error).__name__}: {error}") from None
     if found is None or found is Ellipsis:
-        raise Unreadable("Put your answer in place of ..., finish the function.")
+        raise Unreadable("Finish the function, then run the cell again.")
     if not isinstance(found, list | tuple) or len(found) != len(batch):
         raise Unreadable(f"Return a list with a token for each of the {len(batch)} rows.")
     if not all(isinstance(token, int | np.integer) for token in found):
@@ -134,7 +134,7 @@ def _ids(tokenizer: Tokenizer, answer: Callable, talk: list[dict[str, str]]) -> 
     try:
         parts = answer([dict(message) for message in talk])
         if parts is None or parts is Ellipsis:
-            raise Unreadable("Put your answer in place of ..., finish the function.")
+            raise Unreadable("Finish the function, then run the cell again.")
         return tokenizer.encode_parts(Prompt.of(parts))
     except Unreadable:
         raise
