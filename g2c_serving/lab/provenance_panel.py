@@ -185,7 +185,7 @@ def panel(lm: LanguageModel) -> Panel:
         return answers(lm, conversation(typed, as_), engine)
 
     controls = {
-        "typed": text("Someone types", TYPED, rows=3),
+        "typed": text("Someone types", TYPED, rows=4),
         "as_": choice("It comes as", (MESSAGE, RESULT)),
         "boxes": choice("Boxes show", (TEXT, IDS)),
     }
