@@ -17,7 +17,7 @@ from typing import Any
 import safetensors.torch
 
 from g2c_serving.forward.checkpoints import load
-from g2c_serving.forward.gpt2_shape import end_ids, gpt2_config, gpt2_weights
+from g2c_serving.forward.gpt2_shape import eos_token_id, gpt2_config, gpt2_weights
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.process.tokenizer_export import PAD, to_hugging_face, tokenizer_config
 
@@ -48,7 +48,7 @@ def export_gpt2(
         settings = tokenizer_config(lm.tokenizer, lm.eos_id, lm.config.max_seq_len)
         written.append(_write_json(folder / "tokenizer_config.json", settings))
     pad = lm.tokenizer.reserved.get(PAD, lm.eos_id)
-    ends = {"eos_token_id": end_ids(lm), "pad_token_id": pad}
+    ends = {"eos_token_id": eos_token_id(lm), "pad_token_id": pad}
     written.append(_write_json(folder / "generation_config.json", ends))
     head = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
     kind = {"torch_dtype": str(tensors["transformer.wte.weight"].dtype).removeprefix("torch.")}

@@ -29,7 +29,7 @@ KINDS = {"llama": {}, "mistral": {"sliding_window": None}, "qwen2": {}}
 
 
 def ours(**fields: Any) -> ModelConfig:
-    return model_config(Path("config.json"), fields)
+    return model_config(Path("config.json"), fields)[0]
 
 
 def windowed(kinds: list[str]) -> tuple[int, ...]:

@@ -63,12 +63,12 @@ def gpt2_config(lm: LanguageModel) -> dict[str, Any]:
         "layer_norm_epsilon": lm.config.norm_eps,
         "tie_word_embeddings": True,
         "bos_token_id": None,
-        "eos_token_id": end_ids(lm),
+        "eos_token_id": eos_token_id(lm),
     }
 
 
-def end_ids(lm: LanguageModel) -> int | list[int] | None:
-    """What ends a text, as an eos_token_id says it: an id, or several."""
+def eos_token_id(lm: LanguageModel) -> int | list[int] | None:
+    """What ends a text, as that field says it: an id, or several."""
     return list(eos_ids(lm)) if len(eos_ids(lm)) > 1 else lm.eos_id
 
 

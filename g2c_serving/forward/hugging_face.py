@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from g2c_serving.forward.checkpoint_files import read_json
-from g2c_serving.forward.hugging_face_config import completed, model_config
+from g2c_serving.forward.hugging_face_config import model_config
 from g2c_serving.forward.hugging_face_weights import find_weights
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.json_files import read_object
@@ -42,9 +42,7 @@ def load_folder(folder: Path, tokenizer: Tokenizer | None = None) -> LanguageMod
     is not served: each names the file, what was found, what was expected and the remedy.
     """
     path = folder / "config.json"
-    fields = read_json(path)
-    config = model_config(path, fields)
-    fields = completed(fields)
+    config, fields = model_config(path, read_json(path))
     weights = find_weights(folder, config, fields)
     if tokenizer is None:
         kind = HuggingFaceTokenizer.load if HuggingFaceTokenizer.holds(folder) else NoTokenizer

@@ -56,8 +56,9 @@ NEEDED = {  # fields of Rotary, under the same names in rope_parameters
 OPTIONAL = {"yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate")}
 
 
-def model_config(path: Path, fields: Fields) -> ModelConfig:
-    """The model that config.json, at `path` with these `fields`, describes.
+def model_config(path: Path, fields: Fields) -> tuple[ModelConfig, Fields]:
+    """The model that config.json, at `path` with these `fields`, describes; and the fields with
+    those that it leaves out.
 
     ValueError names the field, what was found and what was expected.
     """
@@ -68,17 +69,17 @@ def model_config(path: Path, fields: Fields) -> ModelConfig:
             f"of {list(KINDS)}: take a checkpoint of one of these, or serve this one with "
             "transformers or vLLM"
         )
-    fields = completed(fields)
+    fields = _completed(fields)
     try:
         _refuse(fields)
-        return _gpt2(fields) if kind == "gpt2" else _llama(kind, fields)
+        return (_gpt2(fields) if kind == "gpt2" else _llama(kind, fields)), fields
     except (ArithmeticError, TypeError, ValueError) as err:
         raise ValueError(f"{path} cannot be served: {err}") from err
 
 
-def completed(fields: Fields) -> dict[str, Any]:
-    """The `fields` of a config.json of one of KINDS, and those that it leaves out. One that is null
-    is said to be nothing: no window, no end of a text, as many key heads as query heads."""
+def _completed(fields: Fields) -> Fields:
+    """One that is null is said to be nothing: no window, no end of a text, as many key heads as
+    query heads."""
     said = {name: v for name, v in fields.items() if v is not None or name not in FLAGS}
     return DEFAULTS[fields["model_type"]] | said
 

@@ -9,7 +9,6 @@ copy is served: train on, and load again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from g2c_serving.forward.checkpoint_files import DTYPES
 from g2c_serving.forward.course_artifacts import is_chat_model
 from g2c_serving.forward.hugging_face import end_ids
-from g2c_serving.forward.hugging_face_config import completed, model_config
+from g2c_serving.forward.hugging_face_config import model_config
 from g2c_serving.forward.hugging_face_weights import find_weights
 from g2c_serving.forward.language_model import LanguageModel, checked, end_of_text, param_shapes
 from g2c_serving.forward.model_config import ModelConfig
@@ -89,9 +88,7 @@ def _hugging_face_model(model: torch.nn.Module, tokenizer: Any) -> LanguageModel
     """Its weights in their dtype. Without a tokenizer it serves prompts of ids."""
     where = Path(f"this {type(model).__name__}")
     settings: Any = model.config
-    fields: Mapping[str, Any] = settings.to_dict()
-    config = model_config(where, fields)
-    fields = completed(fields)
+    config, fields = model_config(where, settings.to_dict())
     held: Any = {name: Held(where, w) for name, w in model.state_dict().items()}
     if empty := [name for name, one in held.items() if one.tensor.is_meta]:
         raise ValueError(
