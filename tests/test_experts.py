@@ -119,7 +119,7 @@ def test_what_lies_together_is_put_apart():
     only = np.array([[0, 0, 1, 2], [1, 1, 2, 2], [0, 3, 4, 5]])  # one GPU may take a 0; all of its
     held = apart(only, np.ones(7))  # experts are here too, but it has them twice
     assert doubled(Placement(held, np.ones(6))) == 0
-    with pytest.raises(ValueError, match="expert 0 has more copies than there are GPUs"):
+    with pytest.raises(AssertionError, match="expert 0 has more copies than there are GPUs"):
         apart(np.array([[0, 0], [0, 1]]), np.ones(3))
 
 

@@ -112,7 +112,7 @@ def test_what_ends_within_the_grace_is_not_moved():
     prompt, params = ASKED[0]
     late = fleet.add(prompt, params)
     asked[late] = ASKED[0]
-    assert fleet.where(late) == "b"
+    assert fleet.tickets[late].engine == "b"
     run(fleet, asked)
     assert what(fleet) == ["stops", "leaves"] and len(mine) == 3
 
@@ -292,7 +292,7 @@ def test_an_engine_that_raises_delays_what_another_said(make, monkeypatch):
     a, b = engine(), engine()
     fleet = make(a, b)
     short, long = fleet.add(*SHORT), fleet.add(*LONG)
-    fails = b if fleet.where(long) == "b" else a
+    fails = b if fleet.tickets[long].engine == "b" else a
     with monkeypatch.context() as patch:
         patch.setattr(*((b, "step") if fails is b else (a.pages, "export_slots")), gone)
         with pytest.raises(ConnectionError):
@@ -319,10 +319,12 @@ def test_a_prompt_goes_where_it_has_room():
     fleet = Fleet({"small": engine(num_blocks=6), "big": engine()})
     fits = fleet.add([5] * 16, g.SamplingParams(max_tokens=8))
     for prompt, tokens in (([5] * 40, 8), ([5] * 16, 9), ([5] * 16, 80)):
-        assert fleet.where(fleet.add(prompt, g.SamplingParams(max_tokens=tokens))) == "big"
-    assert fleet.where(fits) == "small"
+        one = fleet.add(prompt, g.SamplingParams(max_tokens=tokens))
+        assert fleet.tickets[one].engine == "big"
+    assert fleet.tickets[fits].engine == "small"
     tiny = Fleet({"less": engine(num_blocks=2), "more": engine(num_blocks=5)})
-    assert tiny.where(tiny.add([5] * 16, g.SamplingParams(max_tokens=8))) == "more"
+    one = tiny.add([5] * 16, g.SamplingParams(max_tokens=8))
+    assert tiny.tickets[one].engine == "more"
 
 
 def test_the_pages_of_a_request_that_stays_are_not_copied(monkeypatch):

@@ -59,14 +59,18 @@ def test_pages_with_something_still_to_be_written_are_left():
     assert export(source, mine).num_bytes > 0
 
 
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def not_yet_written(monkeypatch) -> tuple[g.Engine, int]:
-    """A target that has admitted a request, and failed as it wrote the pages."""
+    """A target that has admitted a request, and was interrupted before it wrote the pages."""
     source, mine = decoding()
     target = engine()
     moved = move(source, target, mine)
     with monkeypatch.context() as patch:
-        patch.setattr(target.scheduler.arrivals, "load", gone)
-        with pytest.raises(ConnectionError):
+        patch.setattr(target.scheduler.arrivals, "load", interrupted)
+        with pytest.raises(KeyboardInterrupt):
             target._schedule()
     (request,) = target.unfinished(moved)
     assert request.num_computed_tokens > 0
@@ -178,6 +182,6 @@ def test_a_homeless_request_is_offered_to_all_engines(monkeypatch):
     for _ in range(3):
         fleet.add([1, 2], g.SamplingParams(max_tokens=2))
     fleet.step()
-    monkeypatch.setattr(fleet.engines[fleet.where(mine)], "step", gone)
+    monkeypatch.setattr(fleet.engines[fleet.tickets[mine].engine], "step", gone)
     fleet.step()
-    assert fleet.where(mine) == "c"
+    assert fleet.tickets[mine].engine == "c"

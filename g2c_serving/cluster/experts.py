@@ -163,9 +163,8 @@ def apart(held: np.ndarray, a_copy: np.ndarray) -> np.ndarray:
     """held (G, S) with swaps until no GPU holds an expert twice, of those that help the one that
     leaves the least load on the busier of the two GPUs. `a_copy` as in `swapped`.
 
-    ValueError where an expert has more copies than there are GPUs. Else there is always one that
-    helps: some GPU has none of the expert, and some slot of it holds what may come here, or what
-    is there twice itself.
+    No expert has more copies than there are GPUs, so there is always one that helps: some GPU has
+    none of the expert, and some slot of it holds what may come here, or what is there twice itself.
     """
     held = held.copy()
     while len(twice := np.argwhere(repeated(held))):
@@ -175,8 +174,7 @@ def apart(held: np.ndarray, a_copy: np.ndarray) -> np.ndarray:
         helps = ~(held == expert).any(1)[:, None] & (~here | repeated(held))
         total, gain = a_copy[held].sum(1), a_copy[expert] - a_copy[held]  # (G,), (G, S)
         after = np.where(helps, np.maximum(total[gpu] - gain, total[:, None] + gain), np.inf)
-        if np.isinf(after.min()):
-            raise ValueError(f"expert {expert} has more copies than there are GPUs ({len(held)})")
+        assert after.min() < np.inf, f"expert {expert} has more copies than there are GPUs"
         other = np.unravel_index(after.argmin(), after.shape)
         held[gpu, slot], held[other] = held[other], expert
     return held

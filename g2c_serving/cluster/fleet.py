@@ -135,11 +135,6 @@ class Fleet:
             )
         self.engines[name] = engine
 
-    def where(self, request_id: int) -> str | None:
-        """The engine that has an unfinished request; None while it waits for one. KeyError for one
-        that has ended."""
-        return self.tickets[request_id].engine
-
     def on(self, name: str) -> list[int]:
         """The unfinished requests of an engine."""
         return [i for i, ticket in self.tickets.items() if ticket.engine == name]

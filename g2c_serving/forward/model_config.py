@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
 
-from g2c_serving.checks import as_int, as_number
+from g2c_serving.checks import as_int, as_number, check_bool
 from g2c_serving.forward.linear import ACTIVATIONS
 from g2c_serving.forward.rotary import Rotary
 
@@ -94,8 +94,7 @@ class ModelConfig:
             raise ValueError(f"norm_eps={self.norm_eps} must be above 0")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation={self.activation!r} must be one of {list(ACTIVATIONS)}")
-        if not isinstance(self.gated, bool):
-            raise ValueError(f"gated={self.gated!r} must be True or False")
+        check_bool("gated", self.gated)
         if self.rotary is not None:
             if not isinstance(self.rotary, Rotary):
                 raise ValueError(f"rotary={self.rotary!r} must be a Rotary(...), or None")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from g2c_serving.checks import as_int, as_number
+from g2c_serving.checks import as_int, as_number, check_bool
 
 SCALINGS = ("default", "linear", "llama3", "yarn")
 ROWS = 1024  # of the table, made at once
@@ -69,8 +69,7 @@ class Rotary:
             slow, fast = getattr(self, low), getattr(self, high)
             if not 0 < slow < fast:
                 raise ValueError(f"Rotary.{low}={slow} must be above 0 and below {high}={fast}")
-        if not isinstance(self.truncate, bool):
-            raise ValueError(f"Rotary.truncate={self.truncate!r} must be True or False")
+        check_bool("Rotary.truncate", self.truncate)
 
     def _as_float(self, name: str) -> None:
         object.__setattr__(self, name, as_number(f"Rotary.{name}", getattr(self, name)))
