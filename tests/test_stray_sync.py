@@ -115,6 +115,28 @@ def test_exercises(name, right, wrong):
     assert check(name, wrong).right is False
 
 
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        (3, "line 3 does not wait: it reads a shape"),
+        (9, "line 9 does not wait: it reads a shape and a type"),
+        (10, "under an `if` that is false"),
+        ("line 18", "line 18 does not wait: it reads a shape, which is known by then"),
+        (12, "line 12 does not wait: what it makes stays on the device"),
+        (17.5, "the lines 1 to 19"),
+        (20, "the lines 1 to 19"),
+    ],
+)
+def test_a_line_that_does_not_wait_is_told_why(line, words):
+    verdict = check("06.find_sync", line)
+    assert verdict.right is False and words in verdict.text
+
+
+def test_a_line_is_a_number():
+    assert check("06.find_sync", "line 17").right
+    assert check("06.find_sync", "tokens[~sure]").right is None
+
+
 @pytest.mark.parametrize("answer", ["fast", [1, 2]])
 def test_how_many_times_is_a_number(answer):
     assert "Answer with one number, such as 2 or '2x'" in check("06.ideal", answer).text

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from g2c_serving.lab import stray_sync
+from g2c_serving.lab.answers import read_number
 from g2c_serving.lab.exercises import exercise
 from g2c_serving.lab.overlap_model import alike, least
 from g2c_serving.request import Request, SamplingParams
@@ -31,14 +32,39 @@ def _ideal() -> float:
     return steps * (DEVICE_MS + CPU_MS) / float(least(alike(steps, DEVICE_MS, CPU_MS)))
 
 
+MASK = (
+    "tokens[~sure] has as many rows as there are True in a mask: the host waits for that "
+    "number. The line after it reads only the shape. (~sure).sum() would stay on the device."
+)
+# What a line has in it, and why it does not wait.
+NO_WAIT = {
+    "len(drawn)": "it reads a shape, which is known by then. Which line had to find it out?",
+    "tuple(": "it stands under an `if` that is false, and reads a shape, which Python knows.",
+    "len(best)": "it reads a shape and a type. Python knows both without the device.",
+    ".shape": "it reads a shape. Python knows that without the device.",
+    "return tokens": "what it gives back stays on the device, and `share` is Python's own by then.",
+}
+
+
+def _names_the_wait(answer: Any) -> tuple[bool, str]:
+    line = read_number(answer.removeprefix("line ") if isinstance(answer, str) else answer, "")
+    lines = dict(enumerate(stray_sync.HIDDEN.splitlines(), start=1))
+    if line == stray_sync.hidden_line():
+        return True, MASK
+    if line not in lines:
+        return False, f"the function has the lines 1 to {len(lines)}."
+    words = "what it makes stays on the device, of a shape that Python knows in advance."
+    known = (why for part, why in NO_WAIT.items() if part in lines[int(line)])
+    return False, f"line {line:g} does not wait: {next(known, words)}"
+
+
 @exercise(
     "06.find_sync",
     "In which line of the function above does the host wait for the device?",
     hint="In each line: does Python need a number that only the device knows? Shapes, types and "
     "devices it knows by itself, unless a shape depends on values.",
-    rel=0,
-    why="tokens[~sure] has as many rows as there are True in a mask: the host waits for that "
-    "number. The line after it reads only the shape. (~sure).sum() would stay on the device.",
+    why=MASK,
+    judge=_names_the_wait,
 )
 def _find_sync() -> int:
     return stray_sync.hidden_line()
