@@ -11,8 +11,7 @@ from g2c_serving.config import ALWAYS_FORBID_SYNC, DTYPES, EngineConfig
 from g2c_serving.drafting import Drafter
 from g2c_serving.forbid_sync import forbid_sync
 from g2c_serving.forward.batch_invariance import BatchInvariant
-from g2c_serving.forward.draft_model import DraftModel
-from g2c_serving.forward.drafter_fit import fit_drafter
+from g2c_serving.forward.draft_model import DraftModel, fit_drafter
 from g2c_serving.forward.kv_cache import KVCache
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.forward.low_precision_cache import CACHE_FORMATS

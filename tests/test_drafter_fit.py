@@ -13,7 +13,7 @@ from hugging_faces import saved
 from small_models import random_lm
 
 import g2c_serving as g
-from g2c_serving.forward.drafter_fit import fit_drafter
+from g2c_serving.forward.draft_model import fit_drafter
 from g2c_serving.lab.scoring import logits_of
 
 A, B, C = b"abc"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from g2c_serving.forward.drafter_fit import NEVER
+from g2c_serving.forward.draft_model import NEVER
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.process.tokenizer import Tokenizer
 
