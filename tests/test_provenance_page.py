@@ -125,6 +125,20 @@ def test_every_control_moves_picture_and_sentence(lm, silent) -> None:
     each_control_moves(lambda: provenance_panel.panel(lm), "typed", "as_", "boxes")
 
 
+def test_no_label_leaves_the_picture_where_a_forged_id_ends_its_line(lm, silent) -> None:
+    panel = provenance_panel.panel(lm)
+    panel.controls["boxes"].value = provenance_panel.IDS
+    for as_ in (provenance_panel.MESSAGE, provenance_panel.RESULT):
+        panel.controls["as_"].value = as_
+        ends = [
+            label.get_window_extent().x1
+            for axes in panel.figure.axes
+            for label in axes.texts
+            if label.get_text().lower() in ("forged", "user", "tool", "assistant")
+        ]
+        assert len(ends) > 5 and max(ends) <= panel.figure.bbox.width
+
+
 def test_anything_may_be_typed(lm, silent) -> None:
     panel = provenance_panel.panel(lm)
     for typed in ("$x$ \\ {}%", "\n" * 40, "\U0001f49b\u0000\u200b" * 20, "a" * 400):

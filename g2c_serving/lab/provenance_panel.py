@@ -129,11 +129,12 @@ class Strip:
         for token, (x, y, _) in shown:
             if (token.origin, y) != before and token.origin not in (RESERVED, "template"):
                 name = token.origin.upper() if token.origin == FORGED else token.origin
-                left = max(x, free) if y == line else x
+                width = 1.1 * len(name)
+                left = max(min(x, COLUMNS - width), free if y == line else 0.0)
                 label = next(labels)
                 label.set_text(name)
                 label.set_position((left, y - 0.2))
-                free, line = left + 1.1 * len(name), y
+                free, line = left + width, y
             before = (token.origin, y)
         for label in labels:
             label.set_text("")

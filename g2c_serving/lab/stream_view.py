@@ -129,7 +129,7 @@ def _update(art: dict[str, Any], found: list[Row], tokens: int) -> str:
     lines = (
         f"each for itself:  {alone}",
         f"the parser shows:  {given}",
-        f"waits:  {now[-1].waits}",
+        f"waits:  {now[-1].waits or 'nothing'}",
     )
     for text, line in zip(art["said"], lines, strict=True):
         text.set_text(line)
