@@ -6,7 +6,7 @@ import pytest
 from panels import each_control_moves
 
 from g2c_serving.lab import hit_calculator
-from g2c_serving.lab.hit_calculator import FLASH, TINY, global_bytes, window_bytes
+from g2c_serving.lab.hit_calculator import FLASH, TINY, WINDOW_BYTES, global_bytes
 from g2c_serving.lab.plots import new_figure
 
 
@@ -29,7 +29,7 @@ def test_tiny_always_computes_a_token():
 
 
 def test_the_brief_s_bytes():
-    assert window_bytes() == 1_415_040
+    assert WINDOW_BYTES == 1_415_040
     assert global_bytes(100_000) == 89_000_000
     assert "89.0 MB   1,415,040 B   62.9" in repr(hit_calculator.bytes_table())
 

@@ -66,7 +66,6 @@ class World:
     tokens3  of a step with three
     """
 
-    counts_ordinary: bool
     chance: float
     stand: float
     tokens: float
@@ -87,9 +86,7 @@ def world(counts_ordinary: bool) -> World:
     """The world in which the reported 3.30 counts the ordinary token, or does not."""
     stand = value("prod.accepted.fixed") - counts_ordinary
     chance = chance_behind(stand, DRAFTS)
-    return World(
-        counts_ordinary, chance, stand, 1 + stand, float(as_a_chain(chance, charts.CHART_DRAFTS))
-    )
+    return World(chance, stand, 1 + stand, float(as_a_chain(chance, charts.CHART_DRAFTS)))
 
 
 def table() -> Table:

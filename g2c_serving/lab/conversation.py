@@ -70,11 +70,11 @@ def params(lm: LanguageModel) -> SamplingParams:
     return SamplingParams(max_tokens=share(lm, 40), temperature=0, stop_token_ids=(end,))
 
 
-def talk(engine: Engine, questions: Sequence[str] = QUESTIONS) -> list[Turn]:
+def talk(engine: Engine) -> list[Turn]:
     """Hold the conversation, as far as the model's context goes."""
     lm, turns = engine.lm, []
     ids, how = opening(lm), params(lm)
-    for question in questions:
+    for question in QUESTIONS:
         ids = ids + asked(lm, question)
         if len(ids) + how.max_tokens > lm.config.max_seq_len:
             print(f"{lm.name} sees {lm.config.max_seq_len} tokens: the talk ends with that.")

@@ -7,7 +7,7 @@ tokens: what a reader waits for is text. All times are in the unit of the replay
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -71,8 +71,9 @@ class Target:
     first_token: float
     per_token: float
 
-    def is_met(self, served: Served) -> bool:
-        return served.first_token <= self.first_token and served.per_token <= self.per_token
+    def is_met(self, one: Any) -> bool:
+        """`one` has the same two: a `Served`, or a `Sent` of another server's."""
+        return one.first_token <= self.first_token and one.per_token <= self.per_token
 
 
 class Mark(NamedTuple):

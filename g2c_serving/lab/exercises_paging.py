@@ -84,4 +84,4 @@ def _whole_blocks() -> int:
     why="26.7 MB of global cache and 1.4 MB of window state.",
 )
 def _context_bytes() -> float:
-    return (hit_calculator.global_bytes(30_000) + hit_calculator.window_bytes()) / 1e6
+    return (hit_calculator.global_bytes(30_000) + hit_calculator.WINDOW_BYTES) / 1e6

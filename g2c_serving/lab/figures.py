@@ -50,8 +50,8 @@ REPRODUCED |= {
     "hit.evicted_replay": lambda: _gone.replayed,
     "hit.evicted_compute": lambda: _gone.computed,
     "hit.none_compute": lambda: _none.computed,
-    "window.bytes": hit_calculator.window_bytes,
-    "window.mib": lambda: hit_calculator.window_bytes() / 2**20,
+    "window.bytes": lambda: hit_calculator.WINDOW_BYTES,
+    "window.mib": lambda: hit_calculator.WINDOW_BYTES / 2**20,
     "global.bytes": lambda: hit_calculator.global_bytes(100_000) / 1e6,
 }
 

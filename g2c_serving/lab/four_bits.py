@@ -39,13 +39,13 @@ def held_out(lm: LanguageModel) -> list[list[int]]:
     return held_out_rows(lm, TEXTS, LENGTH)[:, :LENGTH].tolist()
 
 
-def with_rounded_weights(lm: LanguageModel, format: Format, part: str = ".ffn.") -> LanguageModel:
-    """`lm` with its matrices whose names hold `part` as they come back from `format`."""
+def with_rounded_weights(lm: LanguageModel, format: Format) -> LanguageModel:
+    """`lm` with its feed-forward matrices as they come back from `format`."""
     weights = {
-        name: rounded(w.T, format).T.contiguous() if part in name and name.endswith(".W") else w
+        name: rounded(w.T, format).T.contiguous() if ".ffn." in name and name.endswith(".W") else w
         for name, w in lm.weights.items()
     }
-    return dataclasses.replace(lm, name=f"{lm.name}, {part} in {format.name}", weights=weights)
+    return dataclasses.replace(lm, name=f"{lm.name}, .ffn. in {format.name}", weights=weights)
 
 
 # ---- by layer ----

@@ -117,9 +117,9 @@ class Moment:
         return [(int(b), int(e - b)) for b, e in zip(begins, ends, strict=True)]
 
 
-def traffic(longest: int, requests: int, seed: int = 0) -> tuple[list[int], list[int]]:
+def traffic(longest: int, requests: int) -> tuple[list[int], list[int]]:
     """Tokens of each request (log-uniform, 16 to `longest`) and the steps that it stays."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     tokens = np.exp(draw.uniform(np.log(16), np.log(longest), requests)).round().astype(int)
     return tokens.tolist(), draw.integers(5, 40, requests).tolist()
 

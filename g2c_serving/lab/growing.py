@@ -113,7 +113,7 @@ def _slot(blocks: BlockManager, user: int, position: int) -> int:
     return blocks.tables[user][position // BLOCK] * BLOCK + position % BLOCK
 
 
-def engine_step_ms(lm: LanguageModel, tokens: Sequence[int], steps: int = STEPS) -> float:
+def engine_step_ms(lm: LanguageModel, tokens: Sequence[int], steps: int) -> float:
     """A whole decode step of the engine for requests of these lengths, in ms (median)."""
     num_blocks = sum(-(-(n + steps) // BLOCK) for n in tokens)
     config = EngineConfig(num_blocks, BLOCK, max_num_batched_tokens=sum(tokens))  # one step

@@ -54,7 +54,7 @@ def advance(state: int | None, piece: bytes, step: Step = step) -> int | None:
     return state
 
 
-def allowed_token_mask(state: int, pieces: Sequence[bytes], step: Step = step) -> np.ndarray:
+def allowed_token_mask(state: int, pieces: Sequence[bytes], step: Step) -> np.ndarray:
     """(V,) bool: the tokens that may follow. One without bytes, a reserved one, never may."""
     return np.array([bool(piece) and advance(state, piece, step) is not None for piece in pieces])
 

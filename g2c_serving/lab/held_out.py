@@ -23,9 +23,9 @@ def held_out_rows(lm: LanguageModel, count: int, length: int) -> torch.Tensor:
     return batch(lm.tokenizer, SEED, 0, count, length, drills=0)
 
 
-def held_out_prompts(lm: LanguageModel, count: int, seed: str = "held out") -> list[list[int]]:
+def held_out_prompts(lm: LanguageModel, count: int) -> list[list[int]]:
     """The first 24 tokens of `count` documents: stories, sums, chats, tool calls, no drills."""
-    rng = random.Random(seed)
+    rng = random.Random("held out")
     found: list[list[int]] = []
     while len(found) < count:
         ids = lm.tokenizer.encode_parts(known(lm.tokenizer, document(rng, 0.0)))

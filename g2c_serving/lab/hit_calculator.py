@@ -57,14 +57,14 @@ BLOCK_SIZES = (16, 32, 64, 128, 256, 512)
 EXAMPLE = 10_000  # tokens of the Brief's returning agent
 
 
-def window_bytes(layers: int = 20, tokens: int = 134, per_token: int = 528) -> int:
-    """Bytes of window state that a sequence leaves behind, however long it is (V4.1-Flash's)."""
-    return layers * tokens * per_token
+# What a sequence leaves behind of V4.1-Flash's window state, however long it is: 20 layers, 134
+# tokens, 528 bytes of each.
+WINDOW_BYTES = 20 * 134 * 528
 
 
-def global_bytes(tokens: int, per_token: int | None = None) -> int:
-    """Bytes of the global cache of `tokens` tokens; per_token None is V4.1-Flash's 890."""
-    return tokens * (int(value("global.bytes_per_token")) if per_token is None else per_token)
+def global_bytes(tokens: int) -> int:
+    """Bytes of V4.1-Flash's global cache of so many tokens, 890 each."""
+    return tokens * int(value("global.bytes_per_token"))
 
 
 # ---- tables ----
@@ -79,12 +79,12 @@ def cases(length: int = EXAMPLE, rule: Rule = FLASH) -> Table:
     return Table((f"{length:,} tokens, Derived", "reused", "replayed", "new", "computed"), rows)
 
 
-def bytes_table(lengths: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)) -> Table:
+def bytes_table() -> Table:
     """The two kinds of state of V4.1-Flash over the length of a context (Derived)."""
     rows = []
-    for n in lengths:
-        window, whole = window_bytes(), global_bytes(n)
-        rows.append((f"{n:,}", f"{whole / 1e6:,.1f} MB", f"{window:,} B", f"{whole / window:,.1f}"))
+    for n in (1_000, 10_000, 100_000, 1_000_000):
+        whole, ratio = global_bytes(n), global_bytes(n) / WINDOW_BYTES
+        rows.append((f"{n:,}", f"{whole / 1e6:,.1f} MB", f"{WINDOW_BYTES:,} B", f"{ratio:,.1f}"))
     return Table(("tokens, Derived", "global cache", "window state", "ratio"), rows)
 
 

@@ -35,12 +35,12 @@ SEEDS = 200  # to choose from
 CERTAIN = 0.99
 
 
-def plain_case(lm: LanguageModel, length: int = LENGTH) -> Case:
+def plain_case(lm: LanguageModel) -> Case:
     """A prompt of the model's own writing, after which it is certain of one token and undecided at
     the next, and as many other prompts as there may be strangers. Without filters, seed 7."""
     texts = _written(lm, 3 + CROWD // 3, 120)
-    prompt = max(_windows(lm, texts[:3], length), key=lambda ids: _undecided(lm, ids))
-    spare = [tuple(t[k : k + length]) for t in texts[3:] for k in range(0, len(t) - length, 8)]
+    prompt = max(_windows(lm, texts[:3]), key=lambda ids: _undecided(lm, ids))
+    spare = [tuple(t[k : k + LENGTH]) for t in texts[3:] for k in range(0, len(t) - LENGTH, 8)]
     assert len(spare) >= CROWD, len(spare)
     params = SamplingParams(max_tokens=NEW_TOKENS, seed=7, ignore_eos=True)
     return Case(lm, prompt, params, tuple(spare[:CROWD]))
@@ -55,18 +55,16 @@ def _written(lm: LanguageModel, count: int, tokens: int) -> list[tuple[int, ...]
     return sorted(texts, key=len, reverse=True)
 
 
-def _windows(
-    lm: LanguageModel, texts: Sequence[tuple[int, ...]], length: int, most: int = 8
-) -> list[tuple[int, ...]]:
-    """The pieces of `length` tokens that seem to end best, judged with all that stands before."""
+def _windows(lm: LanguageModel, texts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The eight pieces of LENGTH tokens that seem to end best, after all that stands before."""
     found = []
     for ids, logits in zip(texts, logits_of(lm.model, texts), strict=True):
         entropy = _entropy(logits)  # (T,)
         sure, token = torch.softmax(logits, -1).max(-1)
-        for end in range(length, len(ids) - 1):
+        for end in range(LENGTH, len(ids) - 1):
             certain = sure[end - 1] >= CERTAIN and token[end - 1] == ids[end]
-            found.append((entropy[end].item() if certain else -1, ids[end - length : end]))
-    return [ids for _, ids in sorted(found, reverse=True)[:most]]
+            found.append((entropy[end].item() if certain else -1, ids[end - LENGTH : end]))
+    return [ids for _, ids in sorted(found, reverse=True)[:8]]
 
 
 def _undecided(lm: LanguageModel, ids: tuple[int, ...]) -> float:

@@ -18,9 +18,9 @@ LETTERS = b"etaoinshrdlu .,0123456789"  # what its tokens of several bytes are m
 LONGEST = 10  # bytes of a token
 
 
-def made_up_tokenizer(vocab_size: int, seed: int = 0) -> Tokenizer:
+def made_up_tokenizer(vocab_size: int) -> Tokenizer:
     """Bytes, reserved tokens, and merges of an earlier token and a letter, no two alike."""
-    generator = random.Random(seed)
+    generator = random.Random(0)
     pool = [(letter, bytes([letter])) for letter in LETTERS]
     known = {token for _, token in pool}
     merges: list[tuple[int, int, int]] = []
@@ -37,11 +37,11 @@ def made_up_tokenizer(vocab_size: int, seed: int = 0) -> Tokenizer:
 
 
 def made_up_model(
-    vocab_size: int, dim: int = 256, layers: int = 4, context: int = 512, seed: int = 0
+    vocab_size: int, dim: int = 256, layers: int = 4, context: int = 512
 ) -> LanguageModel:
     """A model of `tiny`'s shape over such a vocabulary. Its logits are a few units apart."""
     config = ModelConfig(vocab_size, dim, layers, dim // 64 or 1, context, 4 * dim)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     weights = {}
     for name, shape in param_shapes(config):
         spread = 0.02 if len(shape) == 1 else shape[0] ** -0.5
@@ -50,6 +50,6 @@ def made_up_model(
         weights[name] = float(name.endswith("gamma")) + spread * torch.randn(
             shape, generator=generator
         )
-    tokenizer = made_up_tokenizer(vocab_size, seed)
+    tokenizer = made_up_tokenizer(vocab_size)
     eos_id = tokenizer.reserved["<|endoftext|>"]
     return LanguageModel(f"random, V={vocab_size:,}", config, weights, tokenizer, eos_id)

@@ -41,10 +41,10 @@ def die(chances: Mapping[str, float], level: float = 0.0) -> g.LanguageModel:
     return g.LanguageModel("die", config, weights, g.Tokenizer(), None)
 
 
-def network(sharpness: float = 1.0, context: int = 256, dim: int = 32) -> g.LanguageModel:
+def network(sharpness: float = 1.0, context: int = 256) -> g.LanguageModel:
     """A model of two layers with random weights, so wide that each token hangs on all before it.
     sharpness: how far its logits lie apart."""
-    config = ModelConfig(VOCAB_SIZE, dim, 2, 2, context, 2 * dim)
+    config = ModelConfig(VOCAB_SIZE, 32, 2, 2, context, 64)
     generator = torch.Generator().manual_seed(SEED)
     weights = {}
     for name, shape in param_shapes(config):
@@ -59,27 +59,25 @@ def engine(lm: g.LanguageModel, num_blocks: int = 64, block_size: int = 4, **mor
     return g.Engine(lm, g.EngineConfig(num_blocks=num_blocks, block_size=block_size, **more))
 
 
-def speculating(target: g.LanguageModel, drafter: g.LanguageModel, num_drafts: int = 4) -> g.Engine:
+def speculating(target: g.LanguageModel, drafter: g.LanguageModel) -> g.Engine:
     """An engine that speculates by the exact rule, without a guard."""
-    plan = g.Speculation(num_drafts=num_drafts, drafter=drafter, guard=0)
+    plan = g.Speculation(num_drafts=4, drafter=drafter, guard=0)
     return engine(target, 256, speculation=plan)
 
 
-def answers(
-    e: g.Engine, *asked: g.SamplingParams, prompt: str = PROMPT, max_steps: int = MOST_STEPS
-) -> list[g.RequestOutput]:
+def answers(e: g.Engine, *asked: g.SamplingParams, prompt: str = PROMPT) -> list[g.RequestOutput]:
     """What comes of the same prompt asked in these ways at the same time, n outputs for each, in
     their order. RuntimeError if it does not end."""
     for params in asked:
         e.add(prompt, params)
     ended: dict[tuple[int, int], g.RequestOutput] = {}
-    for _ in range(max_steps):
+    for _ in range(MOST_STEPS):
         if not e.has_unfinished:
             return [ended[key] for key in sorted(ended)]
         for output in e.step():
             if output.finish_reason is not None:
                 ended[output.request_id, output.sample_index] = output
-    raise RuntimeError(f"still waiting after {max_steps} steps")
+    raise RuntimeError(f"still waiting after {MOST_STEPS} steps")
 
 
 def texts(e: g.Engine, *asked: g.SamplingParams) -> list[str]:

@@ -58,8 +58,8 @@ def tosses() -> dict[str, Any]:
     return seen
 
 
-def chi_square(heads: int, tosses: int = 240, chance: float = 0.75) -> float:
-    expected = tosses * chance
+def chi_square(heads: int, tosses: int = 240) -> float:
+    expected = 0.75 * tosses
     return (heads - expected) ** 2 / expected + (heads - expected) ** 2 / (tosses - expected)
 
 

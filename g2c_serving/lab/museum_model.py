@@ -106,11 +106,11 @@ def engine(num_blocks: int = 64, block_size: int = 8, **config: object) -> g.Eng
     return g.Engine(CopierLM(), g.EngineConfig(**sizes, **config))  # type: ignore[arg-type]
 
 
-def drive(e: g.Engine, max_steps: int = MOST_STEPS) -> dict[int, g.RequestOutput]:
-    """Step until all is done, or `max_steps` are; the last output of each request. RuntimeError
+def drive(e: g.Engine) -> dict[int, g.RequestOutput]:
+    """Step until all is done, or MOST_STEPS are; the last output of each request. RuntimeError
     for a request that ends with an error."""
     last: dict[int, g.RequestOutput] = {}
-    for _ in range(max_steps):
+    for _ in range(MOST_STEPS):
         if not e.has_unfinished:
             break
         for output in e.step():
@@ -120,11 +120,11 @@ def drive(e: g.Engine, max_steps: int = MOST_STEPS) -> dict[int, g.RequestOutput
     return last
 
 
-def said(outputs: dict[int, g.RequestOutput], request_id: int, max_steps: int = MOST_STEPS) -> str:
+def said(outputs: dict[int, g.RequestOutput], request_id: int) -> str:
     """What a user was told by the end of `drive`."""
     output = outputs.get(request_id)
     if output is None or output.finish_reason is None:
-        return f"still waiting after {max_steps} steps"
+        return f"still waiting after {MOST_STEPS} steps"
     return output.text
 
 

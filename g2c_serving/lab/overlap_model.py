@@ -58,12 +58,12 @@ def alike(count: int, device_ms: Number, cpu_ms: Number) -> list[Step]:
     return steps([device_ms] * count, [cpu_ms] * count)
 
 
-def uneven(count: int, mean_ms: float, spread: float, seed: int = 0) -> np.ndarray:
+def uneven(count: int, mean_ms: float, spread: float) -> np.ndarray:
     """Random ms (count,) around a mean, to the microsecond: gamma, with a standard deviation of
     `spread` times the mean."""
     if spread <= 0 or mean_ms <= 0:
         return np.full(count, float(mean_ms))
-    draws = np.random.default_rng(seed).gamma(spread**-2, mean_ms * spread**2, count)
+    draws = np.random.default_rng(0).gamma(spread**-2, mean_ms * spread**2, count)
     return draws.round(3)
 
 

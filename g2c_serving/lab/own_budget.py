@@ -97,7 +97,7 @@ def flatness(machine: Machine) -> Table:
     return Table(head, rows)
 
 
-def by_load(machine: Machine, planner: Planner, with_drafting: bool = True) -> Table:
+def by_load(machine: Machine, planner: Planner) -> Table:
     """Drafts that `planner` verifies, a request, at each load of each target; and whether they are
     expected to give fewer tokens per ms than no drafts and no drafter."""
     rows = []
@@ -105,7 +105,7 @@ def by_load(machine: Machine, planner: Planner, with_drafting: bool = True) -> T
         confidences = machine.confidences[:requests].tolist()
         cells = [str(requests)]
         for target in machine.curves:
-            step_ms = machine.step_ms(target, requests, with_drafting).tolist()
+            step_ms = machine.step_ms(target, requests, with_drafting=True).tolist()
             drafts = planner(confidences, step_ms)
             tokens = requests + _expected(confidences, drafts)
             rate = tokens / step_ms[requests + sum(drafts)]

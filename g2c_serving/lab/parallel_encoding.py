@@ -31,12 +31,12 @@ ALL_CORES = "all segments in one call, all cores"
 SIZES = (1_000, 10_000, 100_000)
 
 
-def long_prompt(num_bytes: int = MEGABYTE, segment: int = 0, seed: int = 0) -> Prompt:
+def long_prompt(num_bytes: int = MEGABYTE, segment: int = 0) -> Prompt:
     """A conversation of so many bytes of text in our corpus's words. Its turns are a few dozen to a
     few hundred bytes long; `segment` cuts it into segments of that many characters instead."""
     if num_bytes < 1 or segment < 0:
         raise ValueError(f"num_bytes={num_bytes} must be 1 or more, segment={segment} 0 or more")
-    rng, parts, size = random.Random(seed), [], 0
+    rng, parts, size = random.Random(0), [], 0
     while size < num_bytes:
         for part in corpus.chat(rng):
             parts.append(part)

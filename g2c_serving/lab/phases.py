@@ -77,12 +77,12 @@ def measure(lm: LanguageModel, name: str = "", steps: int = 4) -> tuple[Curve, C
 _latest: WeakKeyDictionary[LanguageModel, tuple[Curve, Curve]] = WeakKeyDictionary()
 
 
-def latest(lm: LanguageModel, steps: int = 4) -> tuple[Curve, Curve]:
+def latest(lm: LanguageModel, steps: int) -> tuple[Curve, Curve]:
     """What `measure` found last for `lm`; measured now if it has not been."""
     return _latest.get(lm) or measure(lm, steps=steps)
 
 
-def decode_ms(lm: LanguageModel, rows: Sequence[int], steps: int = 5) -> tuple[float, ...]:
+def decode_ms(lm: LanguageModel, rows: Sequence[int], steps: int) -> tuple[float, ...]:
     """The fastest ms of decode steps with each of the given numbers of rows, in one run.
 
     All requests start together and leave in groups, so that the batch shrinks through `rows`. The

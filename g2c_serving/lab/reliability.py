@@ -79,7 +79,7 @@ def mend(evidence: Evidence, remedy: str) -> Remedy:
     return fit_temperature(*pairs) if remedy == TEMPERATURE else fit_isotonic(*pairs)
 
 
-def reliability_panel(evidence: Evidence, label: str = "Measured here") -> Panel:
+def reliability_panel(evidence: Evidence) -> Panel:
     """The head on the second half of `evidence`: as it is, lying, mended by the first half."""
     controls = {
         "shift": slider("Make it lie: shift of the log odds", -3.0, 3.0, 0.0, 0.5),
@@ -89,13 +89,13 @@ def reliability_panel(evidence: Evidence, label: str = "Measured here") -> Panel
         "equal_drafts": toggle("Equally many drafts in each, and zoom", True),
     }
     return Panel(
-        lambda figure: _draw(figure, label),
+        _draw,
         lambda art, **values: _update(art, evidence, **values),
         controls,
     )
 
 
-def _draw(figure: Figure, label: str) -> dict[str, Any]:
+def _draw(figure: Figure) -> dict[str, Any]:
     left, right = figure.subplots(1, 2)
     left.plot([0, 1], [0, 1], color=BLACK, linewidth=1, linestyle=":", label="calibrated")
     art: dict[str, Any] = {"axes": left}
@@ -107,7 +107,7 @@ def _draw(figure: Figure, label: str) -> dict[str, Any]:
     left.legend(loc="upper left", fontsize=9)
     art["drafts"] = Blocks(right, 0)
     right.set(xlim=(-0.02, 1.02), ylim=(0, 1), xlabel="said", title="share of the drafts")
-    source_note(right, label)
+    source_note(right, "Measured here")
     return art
 
 

@@ -137,13 +137,3 @@ class Reuse:
         part = self.by_age[chat]
         kept = np.minimum(part.until_next, lifetime) * part.uses.size
         return float(kept @ weights_of(share)[part.uses.kind]) * TOKEN_BYTES / MEASURED
-
-    def reread(self, most: float = 0.01) -> float:
-        """Share of the chats' reused tokens that the most reread `most` of their bytes give."""
-        uses = self.by_age[True].uses
-        things, group = np.unique(uses.thing, return_inverse=True)
-        used, size = np.bincount(group, uses.found), np.zeros(len(things))
-        np.maximum.at(size, group, uses.size)
-        order = np.argsort(-used / size)
-        inside = np.cumsum(size[order]) <= most * size.sum()
-        return float(used[order][inside].sum() / used.sum())

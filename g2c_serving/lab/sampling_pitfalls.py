@@ -91,7 +91,7 @@ def our_top_p(logits: Sequence[float] = EVEN, top_p: float = 0.5) -> list[int]:
 # the clamp of temperature 0
 
 
-def near_tie(draws: int = 1000) -> dict[str, np.ndarray]:
+def near_tie(draws: int) -> dict[str, np.ndarray]:
     """Two logits that differ in the last bit of a float32, drawn `draws` times: how often each came
     at the clamped temperature alone, and at the engine's temperature 0. The second is larger."""
     nine = torch.tensor(9.0)

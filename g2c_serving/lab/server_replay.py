@@ -100,11 +100,11 @@ class Replayed:
 
     def goodput(self, target: Target) -> float:
         """The same, of those alone who got what they should (`day_result.Target`)."""
-        return sum(s.reply.tokens for s in self.answered if _met(s, target)) / self.duration
+        return sum(s.reply.tokens for s in self.answered if target.is_met(s)) / self.duration
 
     def share_met(self, target: Target) -> float:
         """Of all calls: one that failed did not get what it should."""
-        return sum(_met(one, target) for one in self.answered) / len(self.sent)
+        return sum(target.is_met(one) for one in self.answered) / len(self.sent)
 
     def first_token(self, percent: float) -> float:
         return _percentile([one.first_token for one in self.answered], percent)
@@ -208,10 +208,6 @@ def _share_equal(one: Replayed, other: Replayed) -> float:
     pairs = zip(one.sent, other.sent, strict=True)
     same = [a.ok and b.ok and a.reply.text == b.reply.text for a, b in pairs]
     return sum(same) / len(same)
-
-
-def _met(one: Sent, target: Target) -> bool:
-    return one.first_token <= target.first_token and one.per_token <= target.per_token
 
 
 def _percentile(values: list[float], percent: float) -> float:

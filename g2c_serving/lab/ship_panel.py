@@ -47,7 +47,7 @@ class Way:
 def num_bytes(model: str, tokens: int) -> float:
     """Of a context's cache; for V4.1-Flash with the state of its window layers."""
     if model == FLASH:
-        return hit_calculator.global_bytes(tokens) + hit_calculator.window_bytes()
+        return hit_calculator.global_bytes(tokens) + hit_calculator.WINDOW_BYTES
     return memory.SHAPES["7B of Module 16, float16"].token_bytes * tokens
 
 

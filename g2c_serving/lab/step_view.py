@@ -67,7 +67,7 @@ def moment(run: Run, step: int) -> Moment:
     return Moment(step, waiting, rows, finished)
 
 
-def words_after(lm: LanguageModel, run: Run, row: Row, step: int, width: int = 26) -> str:
+def words_after(lm: LanguageModel, run: Run, row: Row, step: int) -> str:
     """What a request has when the step has ended: a part of its prompt, or its last characters."""
     request, end = run.order[row.request_id], run.spans[step - 1][1]
     life, prompt = run.lives[request], lm.tokenizer.encode(PROMPTS[request][1])
@@ -75,7 +75,7 @@ def words_after(lm: LanguageModel, run: Run, row: Row, step: int, width: int = 2
     if not came:
         return f"{row.num_computed + row.num_tokens} of {len(prompt)} prompt tokens"
     text = lm.tokenizer.decode([*prompt, *life.ids[:came]])
-    return "\u2026" + "".join(c if " " <= c <= "~" else "\u00b7" for c in text[-width:])
+    return "\u2026" + "".join(c if " " <= c <= "~" else "\u00b7" for c in text[-26:])
 
 
 def panel(lm: LanguageModel) -> Panel:

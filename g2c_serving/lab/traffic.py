@@ -120,12 +120,10 @@ def uses(habits: Habits, share: float, kinds: tuple[int, int], first: int, seed:
     return _merged(own, shared)
 
 
-def trace(
-    chats: Habits = CHATS, agents: Habits = AGENTS, share: float = BASE_SHARE, seed: int = 0
-) -> Uses:
-    """Both classes together, in the order of time. `share`: of chats that are taken up again."""
-    chat = uses(chats, share, (ONCE, AGAIN), 0, seed)
-    agent = uses(agents, AGENTS_RESUMED, (TASK, TASK), int(chat.thing.max()) + 1, seed + 1)
+def trace(chats: Habits = CHATS) -> Uses:
+    """Both classes together, in the order of time."""
+    chat = uses(chats, BASE_SHARE, (ONCE, AGAIN), 0, 0)
+    agent = uses(AGENTS, AGENTS_RESUMED, (TASK, TASK), int(chat.thing.max()) + 1, 1)
     both = _merged(chat, agent)
     return both.rows(both.time < WARM_UP + MEASURED)
 

@@ -58,9 +58,9 @@ class Mix:
         return float(self.tokens.mean() / self.reserved)
 
 
-def lengths(median: float, longest: int, requests: int = REQUESTS) -> np.ndarray:
-    """Token counts (requests,), ascending, log-normal around `median`, cut to 1 .. longest."""
-    normal = np.random.default_rng(0).standard_normal(requests)
+def lengths(median: float, longest: int) -> np.ndarray:
+    """Token counts (REQUESTS,), ascending, log-normal around `median`, cut to 1 .. longest."""
+    normal = np.random.default_rng(0).standard_normal(REQUESTS)
     return np.sort(np.clip(np.exp(np.log(median) + SPREAD * normal).round(), 1, longest)).astype(
         int
     )
