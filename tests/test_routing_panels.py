@@ -30,6 +30,18 @@ def test_every_control_moves_the_sentence_and_the_picture(panel):
     each_control_moves(panel)
 
 
+def test_the_legend_keeps_clear_of_the_longest_waits():
+    shown = prefill_tiers.panel()
+    for name, value in (("spread", 1.4), ("load", 90), ("machines", 4)):
+        shown.controls[name].value = value
+    shown.figure.canvas.draw()
+    left = shown.figure.axes[0]
+    below = left.get_legend().get_window_extent().y0
+    for mean in left.lines[: len(prefill_tiers.RULES)]:
+        points = mean.get_transform().transform(mean.get_xydata())
+        assert len(points) == prefill_tiers.TIERS and points[:, 1].max() < below
+
+
 def test_margins():
     """1, 2, 3, 6: a mean of 3, a deviation of sqrt(14 / 3), two errors of sqrt(14 / 12)."""
     seeds = np.array([1.0, 2, 3, 6])

@@ -41,7 +41,7 @@ def _draw(figure: Figure) -> dict[str, Any]:
     (average,) = axes.plot([-1, GPUS], [1, 1], color=BLACK, linestyle=":", label="average")
     (mark,) = axes.plot([-1, GPUS], [value("lb.moe")] * 2, color=BLACK, linewidth=1,
                         label=f"{value('lb.moe'):.3f} (Reported)")  # fmt: skip
-    axes.set(xlim=(-0.7, GPUS - 0.3), ylim=(0, 3), xticks=(), ylabel="load / average")
+    axes.set(xlim=(-0.7, GPUS - 0.3), ylim=(0, 3.5), xticks=(), ylabel="load / average")
     axes.set_xlabel(f"{GPUS} GPUs, the busiest first")
     axes.legend(loc="upper right", ncols=2)
     source_note(axes, "Simulated")

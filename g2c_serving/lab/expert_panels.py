@@ -45,7 +45,7 @@ def _draw_copies(figure: Figure) -> dict[str, Any]:
     axes.set(xlim=(-0.3, len(COPIES) - 0.7), ylim=(0.96, 2.6))
     axes.set_xticks(places, [f"{copies:,}" for copies in COPIES])
     axes.set(xlabel="redundant copies of experts, in all", ylabel="busiest GPU / average")
-    axes.legend(loc="upper right")
+    axes.legend(loc="lower left", ncols=3, fontsize=9, bbox_to_anchor=(0, 0.98))
     source_note(axes, "Simulated", f"{DRAWS} draws")
     return {"lines": lines}
 
@@ -136,7 +136,7 @@ def _draw_drift(figure: Figure) -> dict[str, Any]:
     _reported(axes)
     axes.set(xlim=(0, INTERVALS + 0.5), ylim=(0.95, 3.3), ylabel="busiest GPU / average")
     axes.set(xlabel="interval")
-    axes.legend(loc="upper left", ncols=4)
+    axes.legend(loc="lower left", ncols=4, fontsize=9, bbox_to_anchor=(0, 0.98))
     source_note(axes, "Simulated", f"{DRAWS} draws")
     return {"lines": lines}
 
