@@ -13,7 +13,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from g2c_serving import paths
-from g2c_serving.lab import render
+from g2c_serving.lab import render, reservation
 from g2c_serving.paths import NOTEBOOKS
 
 ALT = 'Two users & a "<|user|>" take 3 blocks.'
@@ -82,6 +82,20 @@ def test_an_export_shows_every_picture_and_no_widget(name):
     assert "widget-view" not in page and "jupyter-widgets" not in page
     for output in pictures:
         assert html.escape(output.metadata["image/png"]["alt"], quote=False) in page
+
+
+# ---- a dark theme ----
+
+
+def test_words_of_a_panel_have_the_pages_own_colour():
+    """Its sentence and its error: a colour of ours would be hard to read on one of the themes."""
+    show = reservation.panel()
+    sentence = show.caption.value
+    show._say("no such block", role="alert")
+    for said in (sentence, show.caption.value):
+        styles = ";".join(re.findall('style="([^"]*)"', said)).split(";")
+        assert len(styles) > 1
+        assert not [one for one in styles if one.strip().startswith(("color", "background"))]
 
 
 # ---- a folder that cannot be written ----

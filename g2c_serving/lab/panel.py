@@ -38,6 +38,8 @@ from g2c_serving.lab.plots import DPI, SIZE, encode, image_tag, mime, new_figure
 
 __all__ = ["Control", "Frame", "Panel", "choice", "entry", "slider", "stops", "text", "toggle"]
 
+# an error, in the page's own text colour: a dark theme has another one
+ALERT = "border-left:4px solid #D55E00;padding-left:8px;font-weight:bold"
 WAITED_S = 0.2  # a press that comes so soon after a run was made while it ran
 Artists = Any  # whatever `draw` returns: a dict, a list, an object; `update` gets it back
 Update = Callable[..., "str | Iterator[str]"]
@@ -183,7 +185,7 @@ class Panel(w.VBox):
         self.picture.value = image_tag(png, sentence, self._width)
 
     def _say(self, text: str, role: str = "status") -> None:
-        look = "color:#B00020;font-weight:bold" if role == "alert" else ""
+        look = ALERT if role == "alert" else ""
         self.caption.value = (
             f'<p role="{role}" style="margin:0;line-height:1.4;{look}">{html.escape(text)}</p>'
         )
