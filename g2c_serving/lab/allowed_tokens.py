@@ -109,6 +109,7 @@ def _draw(figure: Figure, model: str) -> dict[str, Any]:
     bars, counts = figure.subplots(2, 1, height_ratios=(2, 1))
     bars.set(xlim=(-0.6, SHOWN - 0.4), ylim=(0, 1.32), yticks=(0, 0.5, 1), ylabel="probability")
     bars.set_xticks(range(SHOWN), [" "] * SHOWN)
+    bars.tick_params(axis="x", length=0)  # it would run into the names
     bars.grid(visible=False, axis="x")
     grey: dict[str, Any] = {"facecolor": "#CCCCCC", "edgecolor": BLACK, "hatch": ""}
     art: dict[str, Any] = {"before": Blocks(bars, 0, "the model's", **grey)}
@@ -124,7 +125,13 @@ def _draw(figure: Figure, model: str) -> dict[str, Any]:
     counts.set(xlabel="step", ylabel="allowed")
     art["inside"] = Blocks(counts, 0, facecolor="#E6E6E6", edgecolor=GREY, hatch="...")
     (art["counts"],) = counts.plot([], [], **line(0))
-    ring: dict[str, Any] = {"color": BLACK, "fillstyle": "none", "mew": 2, "markersize": 11}
+    ring: dict[str, Any] = {
+        "color": BLACK,
+        "fillstyle": "none",
+        "mew": 2,
+        "markersize": 11,
+        "clip_on": False,
+    }
     (art["here"],) = counts.plot([], [], "o", **ring)
     source_note(counts, "Measured here", f"with {model}; grey where the grammar holds")
     return art
