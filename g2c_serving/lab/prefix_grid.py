@@ -15,8 +15,8 @@ from itertools import product
 
 import numpy as np
 
-from g2c_serving.cluster.prefill_queues import serve_sessions
 from g2c_serving.cluster.prefill_pool import Prompt, sessions
+from g2c_serving.cluster.prefill_queues import serve_sessions
 from g2c_serving.lab import simulated
 from g2c_serving.lab.prefill_work import COST, alone_ms
 
