@@ -157,21 +157,17 @@ def _update(art: dict[str, Any], days: Mapping[str, Day], target: Target, metric
 
 
 def switches(
-    lm: LanguageModel,
-    drafter: LanguageModel | None,
-    visits: Sequence[Visit],
-    scale: Scale,
-    start: Switches = ablation.NOTHING,
+    lm: LanguageModel, drafter: LanguageModel | None, visits: Sequence[Visit], scale: Scale
 ) -> Panel:
-    """A switch for each mechanism, first as in `start`; the button serves the day."""
+    """A switch for each mechanism, all of them off; the button serves the day."""
     controls: dict[str, Any] = {}
     for name, label in NAMES.items():
         if name == "speculation":
             if drafter is not None:
                 modes = (OFF, ablation.FIXED, ablation.BUDGETED)
-                controls[name] = choice(label.capitalize(), modes, start.speculation)
+                controls[name] = choice(label.capitalize(), modes)
         else:
-            controls[name] = toggle(label.capitalize(), getattr(start, name))
+            controls[name] = toggle(label.capitalize(), False)
 
     def update(art: dict[str, Any], **on: Any) -> Generator[str, None, str]:
         chosen = replace(Switches(speculation=OFF), **on)

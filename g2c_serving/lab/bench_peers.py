@@ -17,15 +17,7 @@ from pathlib import Path
 
 from g2c_serving.forward.language_model import LanguageModel
 from g2c_serving.lab import contestants, machine, step_floor, theirs
-from g2c_serving.lab.bench_report import (
-    Line,
-    as_json,
-    fitting,
-    grid,
-    progress,
-    ratio,
-    ratio_rows,
-)
+from g2c_serving.lab.bench_report import Line, as_json, fitting, grid, progress, ratio, ratio_rows
 from g2c_serving.lab.contestants import CONTINUOUS, OURS, Contestant, made_up_prompts, race
 from g2c_serving.lab.peer_process import SECONDS, PeerError, PeerProcess
 

@@ -70,13 +70,13 @@ def global_bytes(tokens: int) -> int:
 # ---- tables ----
 
 
-def cases(length: int = EXAMPLE, rule: Rule = FLASH) -> Table:
-    """What a request of `length` tokens reuses and computes in the three cases (Derived)."""
+def cases() -> Table:
+    """What a request of EXAMPLE tokens reuses and computes in the three cases (Derived)."""
     rows = [
         (name, f"{found.reused:,}", f"{found.replayed:,}", f"{found.new:,}", f"{found.computed:,}")
-        for name, found in rule.cases(length).items()
+        for name, found in FLASH.cases(EXAMPLE).items()
     ]
-    return Table((f"{length:,} tokens, Derived", "reused", "replayed", "new", "computed"), rows)
+    return Table((f"{EXAMPLE:,} tokens, Derived", "reused", "replayed", "new", "computed"), rows)
 
 
 def bytes_table() -> Table:

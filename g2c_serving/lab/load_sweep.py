@@ -20,7 +20,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from g2c_serving.forward.language_model import LanguageModel
-from g2c_serving.lab.ablation import NOTHING, PLAIN, Scale, Switches, serve
+from g2c_serving.lab.ablation import NOTHING, PLAIN, Scale, serve
 from g2c_serving.lab.counter import counted
 from g2c_serving.lab.day import Visit, recorded
 from g2c_serving.lab.day_result import Day
@@ -51,17 +51,13 @@ class Sweep:
 
 
 def sweep(
-    lm: LanguageModel,
-    visits: Sequence[Visit],
-    scale: Scale,
-    loads: Sequence[float] = LOADS,
-    engines: Mapping[str, Switches] = ENGINES,
+    lm: LanguageModel, visits: Sequence[Visit], scale: Scale, loads: Sequence[float] = LOADS
 ) -> Sweep:
     """Serve the visits of a calm day at each load, RUNS times, and keep the less busy one. Says how
     far it is."""
     trace = calm_day(lm, visits, scale)
-    runs = [(name, on, load) for name, on in engines.items() for load in loads]
-    days: dict[str, dict[float, Day]] = {name: {} for name in engines}
+    runs = [(name, on, load) for name, on in ENGINES.items() for load in loads]
+    days: dict[str, dict[float, Day]] = {name: {} for name in ENGINES}
     for name, on, load in counted(runs, "points measured"):
         tries = [serve(lm, None, trace, on, scale, load=load) for _ in range(RUNS)]
         days[name][load] = min(tries, key=lambda day: day.busy)

@@ -88,11 +88,7 @@ def reliability_panel(evidence: Evidence) -> Panel:
         "bins": slider("Bins", 4, 20, 10),
         "equal_drafts": toggle("Equally many drafts in each, and zoom", True),
     }
-    return Panel(
-        _draw,
-        lambda art, **values: _update(art, evidence, **values),
-        controls,
-    )
+    return Panel(_draw, lambda art, **values: _update(art, evidence, **values), controls)
 
 
 def _draw(figure: Figure) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def dense_steps(
     lm: LanguageModel,
     requests: int,
     contexts: list[float],
-    linear: type[PlainLinear] | type[Linear] = PlainLinear,
+    linear: type[PlainLinear] | type[Linear],
 ) -> list[float]:
     """CPU ms of the dense model's decode steps of `requests` rows at each of `contexts`."""
     model = DenseModel(lm, requests, round(max(contexts)), linear)

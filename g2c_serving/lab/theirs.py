@@ -82,17 +82,13 @@ def padded_generate(
 
 
 def continuous_generate(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    num_blocks: int = 384,
-    max_batch_tokens: int = 1024,
+    model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, max_batch_tokens: int
 ) -> list[list[int]]:
     """Greedy new ids from transformers' continuous batching, over pages, with torch's attention.
 
-    Its cache is made at the first call and kept with the model, so `num_blocks` (of 128 tokens, the
-    fastest size here) must do for all calls. ImportError where this transformers lacks it in the
-    form of 5.17 and later.
+    Its cache is made at the first call and kept with the model, so the 384 blocks (of 128 tokens,
+    the fastest size here) must do for all calls. ImportError where this transformers lacks it in
+    the form of 5.17 and later.
     """
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
@@ -103,7 +99,7 @@ def continuous_generate(
         ),
         continuous_batching_config=ContinuousBatchingConfig(
             page_size=128,
-            num_blocks=num_blocks,
+            num_blocks=384,
             max_batch_tokens=max_batch_tokens,
             max_requests_per_batch=256,  # else the first call's number is the limit for all
             allow_block_sharing=False,

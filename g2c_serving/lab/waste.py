@@ -66,8 +66,9 @@ def lengths(median: float, longest: int) -> np.ndarray:
     )
 
 
-def example(tokens: int = 300, block_size: int = 128, reserved: int = 2048) -> Table:
+def example() -> Table:
     """The Brief's example: one request of 300 tokens, reserved and in blocks (Derived)."""
+    tokens, block_size, reserved = 300, 128, 2048
     found = reservation.use(tokens, block_size, reserved)
     held_in = f"{found.blocks} blocks of {block_size}"
     return Table(
