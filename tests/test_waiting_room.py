@@ -235,7 +235,8 @@ def test_a_fork_while_it_compiles(gate):
     open_and_wait(gate, e)
     final = run(e)
     words = {word_of(final[i, 0]) for i in (parent, *children)}
-    assert words <= {"ab", "cd", "ef", "gh"} and len(words) > 1 and len(gate.compiled) == 1
+    assert words <= {"ab", "cd", "ef", "gh"} and len(words) > 1
+    assert gate.compiled.count("ab|cd|ef|gh") == 1  # beside what the test before asked for, late
 
 
 def test_samples_wait_for_one_compilation_and_share_the_prompt(gate):
