@@ -32,7 +32,6 @@ from g2c_serving.lab.workload import Arrival, Life, Run, run
 from g2c_serving.request import SamplingParams
 
 USERS, NEW_TOKENS = 64, 12
-LOOP = "its turn"
 
 
 def story(lm: LanguageModel, prompt: str, seed: int = 0, temperature: float = 0.8) -> str:

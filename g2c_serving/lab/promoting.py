@@ -11,12 +11,10 @@ flagged special.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import tokenizers
 
-from g2c_serving.process.chat import chat
 from g2c_serving.process.prompt import Part, Reserved, Text
 from g2c_serving.process.tokenizer import COURSE_SPECIAL_TOKENS, Tokenizer
 
@@ -35,13 +33,6 @@ def promote(tokenizer: Tokenizer, text: str) -> list[Part]:
 def encode_promoting(tokenizer: Tokenizer, text: str) -> list[int]:
     """The ids as the parent course gives them: reserved ids wherever their names are spelled."""
     return tokenizer.encode_parts(promote(tokenizer, text))
-
-
-def naive_chat(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], **options: Any
-) -> list[int]:
-    """A conversation rendered to one string first, then encoded: whose marker is whose is lost."""
-    return encode_promoting(tokenizer, chat(messages, **options).text)
 
 
 def course_vocabulary(tokenizer: Tokenizer) -> Tokenizer:
