@@ -97,7 +97,7 @@ def _draw(figure: Figure) -> dict[Any, Any]:
     axes.set(xlim=(REQUESTS[0] - 1, REQUESTS[1] + 1), xlabel="requests per GPU")
     axes.set(ylim=(0, 32), ylabel="ms a step")
     axes.legend(loc="upper left", fontsize=9)
-    source_note(axes, "Derived", "between the chart's points Simulated")
+    source_note(axes, "Derived", "Simulated between the chart's points")
     return art
 
 
