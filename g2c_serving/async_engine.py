@@ -42,7 +42,7 @@ from g2c_serving.intake import AnyPrompt
 from g2c_serving.interrupts import deferred_interrupt
 from g2c_serving.launches import Step
 from g2c_serving.output import RequestOutput
-from g2c_serving.page_calls import PageCalls
+from g2c_serving.page_calls import PageCalls, do
 from g2c_serving.parts import make_guards
 from g2c_serving.request import Request, SamplingParams
 from g2c_serving.sample.grammar import GrammarState
@@ -125,8 +125,7 @@ class AsyncEngine(Engine):
         while self._flights:
             self._collect()
         try:
-            for call, arguments in self.page_work.take():  # of a step that had nothing to compute
-                call(*arguments)
+            do(self.page_work.take())  # of a step that had nothing to compute
         except BaseException:
             self.scheduler.lose_all_blocks()
             raise
@@ -220,8 +219,7 @@ class AsyncEngine(Engine):
     def _fly(self, flight: Flight) -> None:
         self._in_air, flight.lost_pages = flight, True
         try:
-            for call, arguments in flight.calls:
-                call(*arguments)
+            do(flight.calls)
             flight.lost_pages = False
             flight.meet()
         except Exception as err:

@@ -19,6 +19,16 @@ from g2c_serving.forward.paired_cache import PairedCache
 Calls = list[tuple[Callable[..., None], tuple[Any, ...]]]
 
 
+def do(calls: Calls) -> None:
+    """The calls in their order. One that fails is done again: what fails twice raises. Each reads
+    all before it writes."""
+    for call, arguments in calls:
+        try:
+            call(*arguments)
+        except Exception:
+            call(*arguments)
+
+
 class PageCalls:
     """Takes the place of the pages where `BlockManager.prepare` and `PrefixCache.load` write to
     them."""

@@ -25,12 +25,12 @@ def test_what_the_device_could_not_load_is_shared_by_nobody(mode, tmp_path):
     with make(g.AsyncEngine, mode, **disk) as e:
         real, numbers = e.pages.import_blocks, itertools.count()
 
-        def fails_once(*arguments):
-            if next(numbers) == 0:
+        def fails_twice(*arguments):
+            if next(numbers) < 2:
                 raise MemoryError("none left")
             real(*arguments)
 
-        e.pages.import_blocks = fails_once
+        e.pages.import_blocks = fails_twice
         first = e.add(LONG, how)
         e.step()
         second = e.add(LONG, how)

@@ -154,6 +154,20 @@ def test_only_a_shared_tail_is_copied_and_only_while_it_is_shared():
     manager.check()
 
 
+def test_a_copy_of_a_block_whose_own_copy_is_not_made_yet():
+    """All copies of a step read before any writes: it is taken from where the content is."""
+    manager = BlockManager(num_blocks=8, block_size=4)
+    manager.allocate(1, 3)
+    manager.fork(1, 2, num_tokens=3)
+    (first,) = manager.tables[1]
+    manager.allocate(2, 4, num_computed=3)
+    manager.fork(2, 3, num_tokens=3)
+    manager.allocate(3, 4, num_computed=3)
+    (second,), (third,) = manager.tables[2], manager.tables[3]
+    assert sorted(copies(manager)) == sorted([(first, second), (first, third)])
+    manager.check()
+
+
 def test_a_fork_at_the_end_of_a_block_copies_nothing():
     manager = BlockManager(num_blocks=8, block_size=4)
     manager.allocate(1, 8)

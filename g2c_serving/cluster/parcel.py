@@ -155,13 +155,9 @@ def _sample(source: Engine, request: Request, pages: bool) -> Sample:
 
 def _pages(source: Engine, request: Request) -> Pages | None:
     """What the source has of it in pages; None where they are not whole."""
-    arrivals, manager = source.scheduler.arrivals, source.block_manager
-    table = manager.tables.get(request.sequence_id)
+    table = source.block_manager.tables.get(request.sequence_id)
     if table is None or not request.num_computed_tokens:
-        return arrivals.of(request)  # it came from elsewhere and still waits, or has none
-    copied = manager.copies.keys().isdisjoint(table)
-    loaded = all(load.request is not request for load in source.prefix_cache.loads)
-    written = copied and loaded and arrivals.is_written(request)
-    if not written or request.is_replaying:  # an error came between, or its windows are not whole
+        return source.scheduler.arrivals.of(request)  # it came from elsewhere and waits, or none
+    if request.is_replaying or not source.scheduler.is_written(request):  # its windows are cut
         return None
     return Pages.of(request, table, source.model, source.pages)

@@ -236,7 +236,7 @@ class BlockManager:
         """A block of its own for one of the users of `source`."""
         destination = self._take()
         self.fresh.discard(destination)  # the copy fills it
-        self.copies[destination] = source
+        self.copies[destination] = self.copies.get(source, source)  # where its content is now
         self._release(source)
         return destination
 

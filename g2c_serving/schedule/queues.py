@@ -45,9 +45,9 @@ class Queues:
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let `child` go on from where `parent` is, on the same blocks. It runs if there is a seat
-        and nobody waits who came before it; else it is parked. The child of one that waits, or that
-        replays its window, waits like a new request."""
-        if parent.sequence_id not in self.block_manager.tables or parent.is_replaying:
+        and nobody waits who came before it; else it is parked. The child of one that waits, that
+        replays its window, or whose pages are not written yet waits like a new request."""
+        if parent.is_replaying or not self.is_written(parent):
             return self.add(child)
         child.num_computed_tokens = parent.num_settled  # in time what is on its way is there, too,
         child.num_ready = parent.num_ready  # but nobody knows whether it will fail
@@ -73,10 +73,22 @@ class Queues:
         self._take_blocks(request)
         self.arrivals.forget(request, has_ended=True)
 
+    def is_written(self, request: Request) -> bool:
+        """Whether the request has blocks, and they hold what it counts as computed: after an error
+        or an interrupt they may wait for a copy, or for what comes from disk or another engine."""
+        table = self.block_manager.tables.get(request.sequence_id)
+        return (
+            table is not None
+            and self.block_manager.copies.keys().isdisjoint(table)
+            and all(load.request is not request for load in self.prefix_cache.loads)
+            and self.arrivals.is_written(request)
+        )
+
     def write_pages(self, pages: Any) -> None:
         """What the blocks of new owners need before a step: copies, wipes, what comes from disk or
-        from another engine. Where that fails twice, all whose blocks the call was for end with an
-        error, and nobody else."""
+        from another engine. Where that raises an Exception twice, all whose blocks the call was for
+        end with an error, and nobody else. The asynchronous engine only notes the calls here; on
+        its device one that fails twice ends the rows of its step."""
         failed: list[Request] = []
         while True:
             try:
@@ -99,7 +111,8 @@ class Queues:
         blocks = set(self.block_manager.copies or self.block_manager.fresh)
         if blocks:
             tables = self.block_manager.tables
-            return [r for r in self.running if blocks.intersection(tables.get(r.sequence_id, ()))]
+            users = [*self.running, *self._parked.values()]
+            return [r for r in users if blocks.intersection(tables.get(r.sequence_id, ()))]
         if self.prefix_cache.loads:
             return [self.prefix_cache.loads[0].request]
         return self.arrivals.next_written()
