@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from typing import Any
+from typing import Any, SupportsFloat
 
 # What one unit is in its base unit, and which base that is. "%" is kept as it is written.
 UNITS: dict[str, tuple[float, str]] = {
@@ -22,20 +22,30 @@ class Unreadable(ValueError):
 
 
 def read_number(answer: Any, unit: str) -> float:
-    """A finite number in `unit`, from 13.2, "13.2 ms", "0.0132 s", "15,744 tok/s", "2/3", an array.
+    """A finite number in `unit`, from 13.2, "13.2 ms", "0.0132 s", "15,744 tok/s", "2/3 ms", [12].
 
     Raises Unreadable where there is no number, more than one, or another kind of unit.
     """
-    if isinstance(answer, bool):
-        raise Unreadable("Answer with a number, not True or False.")
-    if isinstance(answer, str):
-        return read_text(answer, unit)
     try:
-        value = float(one_of(answer))
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise Unreadable(
-            f"Answer with one number{in_unit(unit)}; this is {reprlib.repr(answer)}."
-        ) from None
+        value = one_of(answer)
+        if isinstance(value, bool):
+            raise Unreadable("Answer with a number, not True or False.")
+        if isinstance(value, str):
+            return finite(read_text(value, unit))
+        if not isinstance(value, SupportsFloat):  # bytes, which float() would read
+            raise TypeError
+        return finite(float(value))
+    except Unreadable:
+        raise
+    except Exception:  # whatever an object of theirs raises when it is asked for its number
+        raise no_number(answer, unit) from None
+
+
+def no_number(answer: Any, unit: str) -> Unreadable:
+    return Unreadable(f"Answer with one number{in_unit(unit)}; this is {brief(answer)}.")
+
+
+def finite(value: float) -> float:
     if not math.isfinite(value):
         raise Unreadable(f"{value} is no finite number. Is something divided by zero?")
     return value
@@ -44,30 +54,43 @@ def read_number(answer: Any, unit: str) -> float:
 def one_of(answer: Any) -> Any:
     """The entry of a list, a tuple or an array that has one; anything else as it is."""
     if isinstance(answer, list | tuple) and len(answer) == 1:
-        return answer[0]
-    return answer.item() if getattr(answer, "shape", None) == (1,) else answer
+        answer = answer[0]
+    return answer.item() if getattr(answer, "shape", None) in ((), (1,)) else answer
+
+
+NUMBER = r"([-+]?[\d,_]*\.?\d+(?:[eE][-+]?\d+)?)"
 
 
 def read_text(answer: str, unit: str) -> float:
-    if parts := re.fullmatch(r"\s*([-+]?\d{1,18})\s*/\s*([1-9]\d{,17})\s*", answer):
-        return int(parts[1]) / int(parts[2])  # a fraction, as one writes it on paper
-    pattern = r"\s*(?:about|~|=)?\s*([-+]?[\d,_]*\.?\d+(?:[eE][-+]?\d+)?)\s*(.*?)\s*"
-    match = re.fullmatch(pattern, answer)
+    """A number or a fraction of two, and what stands behind it as the unit."""
+    match = re.match(rf"\s*(?:about|~|=)?\s*{NUMBER}(?:\s*/\s*{NUMBER})?", answer)
     if not match:
-        raise Unreadable(f"Answer with one number{in_unit(unit)}; this is {reprlib.repr(answer)}.")
-    digits = match[1].replace("_", "")
+        raise no_number(answer, unit)
+    above, below = read_digits(match[1]), read_digits(match[2] or "1")
+    if below == 0:
+        raise Unreadable(f"{match[0].strip()} is divided by zero.")
+    scale, wanted = scales(answer[match.end() :].strip(), unit)
+    return above / below * scale / wanted
+
+
+def read_digits(written: str) -> float:
+    digits = written.replace("_", "")
     if "," in digits and not re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\..*)?", digits):
         raise Unreadable(f"Write {digits.replace(',', '.')} with a point, or without the comma.")
-    value = float(digits.replace(",", ""))
-    written = normal_unit(match[2])
+    return float(digits.replace(",", ""))
+
+
+def scales(text: str, unit: str) -> tuple[float, float]:
+    """Of the unit that is written, and of `unit`, in their base. Unreadable for another kind."""
+    written = normal_unit(text)
     if not written or written == normal_unit(unit):
-        return value
+        return 1.0, 1.0
     scale, base = UNITS.get(written, (0.0, "unknown"))
     wanted_scale, wanted = UNITS.get(normal_unit(unit), (1.0, normal_unit(unit)))
     if base != wanted:
         how = " with how many times" if wanted == "x" else in_unit(unit) or " without a unit"
-        raise Unreadable(f"Answer{how}; this is in {match[2]!r}.")
-    return value * scale / wanted_scale
+        raise Unreadable(f"Answer{how}; this is in {brief(text)}.")
+    return scale, wanted_scale
 
 
 def in_unit(unit: str) -> str:
@@ -96,3 +119,11 @@ def show(value: Any) -> str:
     if float(value).is_integer() or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def brief(value: Any) -> str:
+    """Its repr, shortened; its type where it has none, as an int of 5,000 digits has not."""
+    try:
+        return reprlib.repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"

@@ -10,14 +10,14 @@ The learner writes the eleventh attack; `judge` runs it on both paths.
 from __future__ import annotations
 
 import json
-import reprlib
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from g2c_serving.lab.answers import Unreadable
+from g2c_serving.lab.answers import Unreadable, brief
 from g2c_serving.lab.attack_paths import Refused, Result, pattern, read_prompt, refuse_markers
+from g2c_serving.lab.attempts import made
 from g2c_serving.lab.promoting import encode_promoting
 from g2c_serving.paths import DATA
 from g2c_serving.process.chat import chat
@@ -122,14 +122,11 @@ def _compare(
 
 def _messages(answer: Any) -> list[dict[str, Any]]:
     if callable(answer):
-        try:
-            answer = answer()
-        except Exception as error:  # the learner's own code: say what it raised
-            raise Unreadable(f"Your function raises {type(error).__name__}: {error}.") from None
+        answer = made(answer, "Your function")
     if not isinstance(answer, list | tuple) or not all(isinstance(m, Mapping) for m in answer):
         raise Unreadable(
             'Answer with a list of messages, such as [{"role": "user", "content": "Hello!"}], or '
-            f"with a function that returns one; this is {reprlib.repr(answer)}."
+            f"with a function that returns one; this is {brief(answer)}."
         )
     return [dict(message) for message in answer]
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import copy
 import html
-import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from g2c_serving.lab.answers import Unreadable, in_unit, normal, read_number, show
-from g2c_serving.lab.museum_limits import LimitReached, limited
+from g2c_serving.lab.answers import Unreadable, brief, in_unit, normal, read_number, show
+from g2c_serving.lab.attempts import SPARE, entries, first, is_list, within
+from g2c_serving.lab.museum_limits import LimitReached
 
 MISSES_BEFORE_SOLUTION = 3
-LIMIT_S, LIMIT_MB = 10.0, 4000.0  # of one call of a learner's function
 
 
 @dataclass(frozen=True)
@@ -142,29 +141,28 @@ def is_close(exercise: Exercise, got: float, right: float) -> bool:
 
 def word_problem(answer: Any, right: str) -> str | None:
     if not isinstance(answer, str):
-        raise Unreadable(
-            f'Answer with a word in quotes, such as "wait"; this is {reprlib.repr(answer)}.'
-        )
+        raise Unreadable(f'Answer with a word in quotes, such as "wait"; this is {brief(answer)}.')
     return None if normal(answer) == normal(right) else f"it is not {answer.strip()!r}."
 
 
 def list_problem(exercise: Exercise, answer: Any, right: Sequence[float]) -> str | None:
     is_mask = bool(right) and all(isinstance(item, bool) for item in right)
-    if isinstance(answer, str) or not hasattr(answer, "__iter__"):
+    if not is_list(answer):
         what = "True and False, such as [True, False]" if is_mask else "numbers, such as [1, 2]"
-        raise Unreadable(f"Answer with a list of {what}; this is {reprlib.repr(answer)}.")
+        raise Unreadable(f"Answer with a list of {what}; this is {brief(answer)}.")
+    given = entries(answer, len(right))
     if is_mask:
-        return mask_problem([truth(item) for item in answer], right)
-    got = []
-    for i, item in enumerate(answer):
+        return mask_problem([truth(item) for item in given], right)
+    for i, item in enumerate(given):
         if isinstance(item, list | tuple):
-            return (
-                f"entry {i + 1} of the list is a list, {show(item)}: give one flat list of numbers."
-            )
-        got.append(read_number(item, exercise.unit))
+            shown = brief(item)
+            return f"entry {i + 1} of the list is a list, {shown}: give one flat list of numbers."
+    return numbers_problem(exercise, [read_number(item, exercise.unit) for item in given], right)
+
+
+def numbers_problem(exercise: Exercise, got: Sequence[float], right: Sequence[float]) -> str | None:
     if len(got) != len(right):
-        side = "few" if len(got) < len(right) else "many"
-        return f"your list has {len(got)} number{'s' * (len(got) != 1)}; that is too {side}."
+        return length_problem(got, right, "number" + "s" * (len(got) != 1))
     if got != list(right) and sorted(got) == sorted(right):
         return "the numbers are right; their order is not."
     for place, (one, other) in enumerate(zip(got, right, strict=True)):
@@ -173,18 +171,27 @@ def list_problem(exercise: Exercise, answer: Any, right: Sequence[float]) -> str
     return None
 
 
+def length_problem(got: Sequence, right: Sequence, what: str) -> str:
+    """The words for a list that is too short or too long, of which not all may have been read."""
+    side = "few" if len(got) < len(right) else "many"
+    least = "at least " if len(got) == len(right) + SPARE else ""
+    return f"your list has {least}{len(got)} {what}; that is too {side}."
+
+
 def truth(item: Any) -> bool:
     """True or False, also as numpy, torch, 0 and 1 write them. Raises Unreadable."""
-    value = item.item() if getattr(item, "shape", None) == () else item
+    try:
+        value = item.item() if getattr(item, "shape", None) == () else item
+    except Exception:  # a tensor without values
+        value = None
     if not isinstance(value, int) or value not in (0, 1):
-        raise Unreadable(f"Fill the list with True and False; this is {reprlib.repr(item)}.")
+        raise Unreadable(f"Fill the list with True and False; this is {brief(item)}.")
     return bool(value)
 
 
 def mask_problem(got: Sequence[bool], right: Sequence[Any]) -> str | None:
     if len(got) != len(right):
-        side = "few" if len(got) < len(right) else "many"
-        return f"your list has {len(got)} entries; that is too {side}."
+        return length_problem(got, right, "entries")
     wrong = [i for i, (one, other) in enumerate(zip(got, right, strict=True)) if one != other]
     if not wrong:
         return None
@@ -194,13 +201,14 @@ def mask_problem(got: Sequence[bool], right: Sequence[Any]) -> str | None:
 def function_problem(exercise: Exercise, answer: Any, reference: Callable) -> str | None:
     if not callable(answer):
         raise Unreadable(
-            f"Answer with the function itself, without calling it; this is {reprlib.repr(answer)}."
+            f"Answer with the function itself, without calling it; this is {brief(answer)}."
         )
     called = getattr(answer, "__name__", "f").replace("<lambda>", "f")
     for case in exercise.cases:
         shown = f"{called}({', '.join(map(repr, case))})"
+        wanted = reference(*case)
         try:
-            got = _called(answer, case)
+            got = _called(answer, case, wanted)
         except LimitReached as reason:
             return f"{shown} does not end: {reason}."
         except (Exception, SystemExit) as error:  # the learner's code: say what it raised, where
@@ -210,23 +218,31 @@ def function_problem(exercise: Exercise, answer: Any, reference: Callable) -> st
             raise Unreadable(
                 f"{shown} returns {given}: finish the function and run the cell again."
             )
-        if problem := value_problem(exercise, got, reference(*case)):
+        if problem := value_problem(exercise, got, wanted):
             return f"{shown}: {problem} {slip(exercise, answer)}".strip()
     return None
 
 
-def _called(answer: Callable, case: tuple) -> Any:
-    """What the function gives, within bounds: a loop that never ends is ended."""
-    return limited(lambda: answer(*copy.deepcopy(case)), LIMIT_S, LIMIT_MB)
+def _called(answer: Callable, case: tuple, wanted: Any) -> Any:
+    """What the function gives, within bounds, and read there where a list is wanted."""
+
+    def call() -> Any:
+        got = answer(*copy.deepcopy(case))
+        if isinstance(wanted, list | tuple) and is_list(got) and not isinstance(got, list | tuple):
+            return first(got, len(wanted) + SPARE)
+        return got
+
+    return within(call)
 
 
 def slip(exercise: Exercise, answer: Callable) -> str:
     """The words for the typical mistake that gives what `answer` gives in every case, or ""."""
     for mistake, words in exercise.slips:
         try:
+            wanted = [(case, mistake(*case)) for case in exercise.cases]
             if not any(
-                value_problem(exercise, _called(answer, case), mistake(*case))
-                for case in exercise.cases
+                value_problem(exercise, _called(answer, case, value), value)
+                for case, value in wanted
             ):
                 return words
         except (Exception, SystemExit):  # it raises in some case, or gives no readable value

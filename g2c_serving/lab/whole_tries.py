@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from g2c_serving.lab.answers import Unreadable
+from g2c_serving.lab.answers import Unreadable, brief
+from g2c_serving.lab.attempts import SPARE, first, is_list, made
 from g2c_serving.process.chat import chat
 from g2c_serving.process.prompt import Prompt
 from g2c_serving.process.tokenizer import Tokenizer
@@ -74,17 +75,15 @@ def _looks_random(answer: Callable) -> tuple[bool, str]:
 
 
 def _drawn(answer: Callable, batch: Sequence[Row]) -> list[int]:
-    try:
-        found = answer([(list(weights), seed, position) for weights, seed, position in batch])
-    except (Exception, SystemExit) as error:
-        raise Unreadable(f"The function raises {type(error).__name__}: {error}") from None
+    given = [(list(weights), seed, position) for weights, seed, position in batch]
+    found = made(lambda: answer(given))
     if found is None or found is Ellipsis:
         raise Unreadable("Finish the function, then run the cell again.")
     if not isinstance(found, list | tuple) or len(found) != len(batch):
         raise Unreadable(f"Return a list with a token for each of the {len(batch)} rows.")
     if not all(isinstance(token, int | np.integer) for token in found):
         raise Unreadable(
-            f"A token is a whole number, the place of its weight; this is {found!r:.60}."
+            f"A token is a whole number, the place of its weight; this is {brief(found)}."
         )
     return [int(token) for token in found]
 
@@ -131,15 +130,13 @@ def judge_prompt(answer: Any) -> tuple[bool, str]:
 
 
 def _ids(tokenizer: Tokenizer, answer: Callable, talk: list[dict[str, str]]) -> list[int]:
-    try:
+    def call() -> list[int]:
         parts = answer([dict(message) for message in talk])
         if parts is None or parts is Ellipsis:
             raise Unreadable("Finish the function, then run the cell again.")
-        return tokenizer.encode_parts(Prompt.of(parts))
-    except Unreadable:
-        raise
-    except (Exception, SystemExit) as error:
-        raise Unreadable(f"The function raises {type(error).__name__}: {error}") from None
+        return tokenizer.encode_parts(Prompt.of(first(parts, SPARE) if is_list(parts) else parts))
+
+    return made(call)
 
 
 def _reserved(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
