@@ -8,9 +8,10 @@ data on disk, several devices, gradient accumulation.
 
 from __future__ import annotations
 
+import io
 import os
-import pickle
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from g2c_serving.checks import as_int
 from g2c_serving.process.tokenizer import Tokenizer
 from g2c_serving.train.artifact import save_artifact
 from g2c_serving.train.batches import batch, drill_share
@@ -55,6 +57,10 @@ class TrainingConfig:
     def row_length(self, step: int) -> int:
         short = step < self.steps // 2 and step % 4 != 3
         return self.model["max_seq_len"] // (2 if short else 1)
+
+
+class OtherSettings(ValueError):
+    """The checkpoint is whole, but of a run with other settings."""
 
 
 class Run:
@@ -102,14 +108,15 @@ class Run:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`. ValueError names the settings that differ from this run's."""
+        """Go on from `state`. OtherSettings names the settings that differ from this run's."""
         mine = asdict(self.config)
         if differ := [k for k in mine if mine[k] != state["config"].get(k)]:
-            raise ValueError(
+            raise OtherSettings(
                 f"the checkpoint was made with another {', '.join(differ)}: resume with the same "
                 "settings, or start anew without --resume"
             )
-        self.step, self.seconds, self.loss = state["step"], state["seconds"], state["loss"]
+        self.step = as_int("step", state["step"], 0)
+        self.seconds, self.loss = float(state["seconds"]), float(state["loss"])
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
@@ -153,15 +160,31 @@ def save_checkpoint(run: Run, path: Path) -> None:
 
 
 def load_checkpoint(run: Run, path: Path) -> None:
+    """Go on from the checkpoint in `path`, which has to be whole to the last bit.
+
+    FileNotFoundError where there is none, ValueError where it is damaged or not ours,
+    OtherSettings where it is another run's.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint {path}: start without --resume")
+    content = io.BytesIO(path.read_bytes())
     try:
-        content = torch.load(path, weights_only=True)
-        run.restore(content)
-    except (pickle.UnpicklingError, EOFError, KeyError, RuntimeError, TypeError) as err:
+        _check_sums(content)
+        run.restore(torch.load(content, weights_only=True))
+    except OtherSettings:
+        raise
+    except Exception as err:  # zipfile, torch and its unpickler have many for bytes that are wrong
         raise ValueError(
             f"{path} is no checkpoint of ours, or is damaged; start without --resume"
         ) from err
+
+
+def _check_sums(content: io.BytesIO) -> None:
+    """torch writes a check sum for every tensor, and reads without looking at it."""
+    with zipfile.ZipFile(content) as parts:
+        if damaged := parts.testzip():
+            raise ValueError(f"the check sum of {damaged} is wrong")
+    content.seek(0)
 
 
 def export(run: Run, out: Path, name: str = "tiny") -> dict[str, Any]:
