@@ -1,4 +1,4 @@
-"""Notebooks run in kernels of their own, and what Ctrl+C does to them."""
+"""Notebooks read, and run in kernels of their own; what Ctrl+C does to them, and how one fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
 from g2c_serving.paths import CACHE_VARIABLE, NOTEBOOKS
@@ -23,6 +25,34 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 T = TypeVar("T")
 
 
+def read(path: Path) -> NotebookNode:
+    """The notebook in a file. ValueError where the file holds none."""
+    content = path.read_bytes()
+    try:
+        notebook = nbformat.reads(content.decode("utf-8"), as_version=4)
+        if all(cell.id for cell in notebook.cells):
+            return notebook
+        raise ValueError("a cell without an id")
+    except Exception as error:  # nbformat has many, a bare AttributeError among them
+        raise ValueError(
+            "the file is empty, or no notebook of format 4.5 or later; save it again from "
+            "JupyterLab, or get it anew"
+        ) from error
+
+
+def failure(error: Exception) -> tuple[str, list[str]]:
+    """Why one notebook failed, in a sentence, and what its cell said, as lines."""
+    if isinstance(error, CellExecutionError):
+        return "a cell failed; nothing was written", str(error).split("\n")
+    if isinstance(error, CellTimeoutError):
+        return f"a cell took longer than {TIMEOUT_S} s; nothing was written", []
+    if isinstance(error, DeadKernelError):
+        return "its kernel died; nothing was written", []
+    if isinstance(error, ValueError | OSError):
+        return f"failed: {error}", []
+    return f"failed: {type(error).__name__}: {error}", []
+
+
 async def executed(
     notebook: NotebookNode, folder: Path = NOTEBOOKS, alone: bool = True
 ) -> NotebookNode:
@@ -30,7 +60,8 @@ async def executed(
     `alone`, its kernel leaves to others what they share: it has one thread, and a KV cache folder
     of its own.
 
-    Raises nbclient's CellExecutionError for the first cell that fails.
+    Raises nbclient's CellExecutionError for the first cell that fails, CellTimeoutError for one
+    that takes longer than TIMEOUT_S, and DeadKernelError where the kernel ends in the middle.
     """
     done = copy.deepcopy(notebook)
     done.metadata["kernelspec"] = dict(KERNEL)

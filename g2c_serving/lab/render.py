@@ -24,11 +24,10 @@ from pathlib import Path
 
 import nbformat
 from jupyter_core.utils import run_sync
-from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
-from g2c_serving.lab.kernel_runs import KERNEL, executed, stoppable
+from g2c_serving.lab.kernel_runs import KERNEL, executed, failure, read, stoppable
 from g2c_serving.lab.plots import paragraph
 from g2c_serving.paths import NOTEBOOKS
 
@@ -138,7 +137,7 @@ def flaws(notebook: NotebookNode) -> list[str]:
 
 async def rendered(path: Path, keep_measured: bool = False, alone: bool = True) -> bool:
     """Execute one notebook and write it; True where the file changed."""
-    former = nbformat.read(path, as_version=4)
+    former = read(path)
     fresh = clean(await executed(former, path.parent, alone), former if keep_measured else None)
     text = nbformat.writes(fresh) + "\n"
     changed = text != path.read_text(encoding="utf-8")
@@ -148,7 +147,7 @@ async def rendered(path: Path, keep_measured: bool = False, alone: bool = True) 
 
 async def checked(path: Path, alone: bool = True) -> list[str]:
     """What is wrong with a committed notebook: flaws, and words that a new run does not give."""
-    committed = nbformat.read(path, as_version=4)
+    committed = read(path)
     fresh = clean(await executed(committed, path.parent, alone))
     return flaws(committed) + differences(committed, fresh)
 
@@ -157,7 +156,7 @@ execute, render, check = run_sync(executed), run_sync(rendered), run_sync(checke
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Render or check these notebooks, or all; 1 where a cell fails, a check finds something, or a
+    """Render or check these notebooks, or all; 1 where one fails, a check finds something, or a
     file cannot be written."""
     parser = argparse.ArgumentParser("python -m g2c_serving render", description=__doc__)
     parser.add_argument("notebooks", nargs="*", help="paths, or starts of names such as 01")
@@ -204,20 +203,20 @@ async def _all(paths: list[Path], choice: argparse.Namespace) -> list[bool]:
 
 
 async def _one(path: Path, choice: argparse.Namespace) -> bool:
-    """Render or check one notebook and say how it went; True where a cell failed or the check found
-    something."""
+    """Render or check one notebook and say how it went; True where the check found something, or it
+    failed for whatever reason: the others go on."""
     found: list[str] = []
-    alone = choice.jobs == 1
+    alone, failed = choice.jobs == 1, False
     try:
         if choice.check:
             found = await checked(path, alone)
             said = "differs" if found else "as committed"
         else:
             said = "written" if await rendered(path, choice.keep_measured, alone) else "unchanged"
-    except CellExecutionError as error:
-        said, found = "a cell failed; nothing was written", str(error).split("\n")
+    except Exception as error:
+        failed, (said, found) = True, failure(error)
     print(f"{path.name}: {said}", *found, sep="\n  ", flush=True)
-    return bool(found)
+    return failed or bool(found)
 
 
 def chosen(names: list[str], parser: argparse.ArgumentParser) -> list[Path]:
