@@ -39,10 +39,11 @@ class SwitchInterval:
             self._holders.add(id(self))
 
     def drop(self) -> None:
-        if id(self) in self._holders:
+        if id(self) in self._holders:  # looked at again under the lock: another thread may drop it
             with deferred_interrupt(), self._lock:
-                self._holders.remove(id(self))
-                if not self._holders and _now() == self._ours:
+                held = id(self) in self._holders
+                self._holders.discard(id(self))
+                if held and not self._holders and _now() == self._ours:
                     _set(self._former)
 
     __del__ = drop

@@ -159,6 +159,14 @@ def test_inflate_keeps_the_logits_and_reaches_its_size():
         g.inflate(lm, megabytes="many")
 
 
+def test_inflate_to_less_than_there_is_says_so_and_to_less_than_nothing_is_refused(capsys):
+    lm = random_lm()
+    assert g.inflate(lm, 0) is lm and "it is used as it is" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"megabytes=-5 must be 0 or more; pass a size"):
+        g.inflate(lm, -5)
+    assert not capsys.readouterr().out
+
+
 ORACLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda y: y,
     "gelu": lambda y: y * (1 + torch.erf(y / 2**0.5)) / 2,

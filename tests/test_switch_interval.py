@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 
 import pytest
 
@@ -79,3 +80,53 @@ def test_what_somebody_else_set_meanwhile_stays():
     sys.setswitchinterval(0.001)
     one.drop()
     assert microseconds() == 1_000
+
+
+def test_one_that_another_thread_drops_meanwhile_is_dropped_once():
+    """The other thread has the lock while this one waits for it, having seen that it is held."""
+    one, began = SwitchInterval(), threading.Event()
+    one.hold()
+    raised: list[BaseException] = []
+
+    class Seen(set):
+        def __contains__(self, item):
+            found = super().__contains__(item)
+            began.set()
+            return found
+
+    def late():
+        try:
+            one.drop()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=late)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SwitchInterval, "_holders", Seen(SwitchInterval._holders))
+        with SwitchInterval._lock:
+            thread.start()
+            assert began.wait(10)
+            one.drop()
+            sys.setswitchinterval(5.5e-6)  # somebody's own, by chance the same as ours
+        thread.join(10)
+    assert not raised and not thread.is_alive()
+    assert microseconds() == 5
+
+
+def test_many_threads_may_hold_and_drop_the_same_one():
+    one, raised = SwitchInterval(), []
+
+    def hammer():
+        try:
+            for _ in range(3000):
+                one.hold()
+                one.drop()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=hammer) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not raised and microseconds() == 5_000

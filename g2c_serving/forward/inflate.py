@@ -21,11 +21,13 @@ def inflate(lm: LanguageModel, megabytes: float, seed: int = 0) -> LanguageModel
 
     The added blocks have no attention and no KV, and their output projections are zero: the tokens
     stay the same, each pass costs what a model of that size costs in its linear layers. A model
-    that has as much already is returned as it is; that says so.
+    that has as much already is returned as it is, and a printed line says so. ValueError for a
+    `megabytes` below 0.
     """
     if not isinstance(lm, LanguageModel):
         raise TypeError(f"lm is {lm!r}: pass a loaded model, for example load('tiny')")
-    megabytes = as_number("megabytes", megabytes)
+    if (megabytes := as_number("megabytes", megabytes)) < 0:
+        raise ValueError(f"megabytes={megabytes:g} must be 0 or more; pass a size, such as 150")
     now = 4 * lm.num_parameters / 1e6
     if megabytes <= now:
         print(f"{lm.name} takes {now:,.0f} MB, not below {megabytes:g}: it is used as it is.")
