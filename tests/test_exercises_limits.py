@@ -34,6 +34,12 @@ def endless(*args):
         pass
 
 
+def test_a_function_that_never_ends_or_leaves_python_is_told_so(monkeypatch):
+    monkeypatch.setattr(attempts, "LIMIT_S", 0.2)
+    assert "endless(300, 128) does not end" in check("02.blocks_for", endless).text
+    assert "raises SystemExit" in check("02.blocks_for", lambda tokens, size: sys.exit()).text
+
+
 @pytest.mark.parametrize("name", ["05.eleventh", *JUDGED])
 def test_a_judged_function_is_ended_and_its_exit_is_told(name, monkeypatch):
     monkeypatch.setattr(attempts, "LIMIT_S", 0.2)
@@ -153,6 +159,20 @@ def test_odd_messages_get_words(message):
 )
 def test_a_fraction_may_stand_where_a_number_may(text, unit, value):
     assert read_number(text, unit) == pytest.approx(value, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("2/0", "divided by zero"),
+        ("2/3 ms", "without a unit; this is in 'ms'"),
+        ("12 parsecs", "without a unit"),
+        ("2/3/4", "without a unit"),
+    ],
+)
+def test_what_is_neither_a_fraction_nor_in_a_known_unit_is_no_number(text, words):
+    with pytest.raises(Unreadable, match=words):
+        read_number(text, "")
 
 
 @pytest.mark.parametrize("text", ["1e999", "-1e999 ms", "1e999/1e999", "1e308/1e-308"])
