@@ -84,7 +84,8 @@ def _draw(figure: Figure) -> dict[str, Any]:
         "wrong": Blocks(axes, 1, "another"),
     }
     (art["p"],) = axes.plot([], [], color=BLACK, linestyle="--", label="target's chance")
-    look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 10}
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the grid
+    look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 10, "bbox": white}
     art["words"] = [axes.text(x, 0, "", **look) for x in range(len(NAMES))]
     axes.set(xlim=(-0.6, len(NAMES) - 0.4), ylim=(0, 1.2), ylabel="token 0 comes out")
     axes.set_xticks(range(len(NAMES)), NAMES)

@@ -42,7 +42,7 @@ def _draw_copies(figure: Figure) -> dict[str, Any]:
     lines = [_banded(axes, k, name) for k, name in enumerate(names)]
     _reported(axes)
     places = range(len(COPIES))  # equal steps: the first copies matter most
-    axes.set(xlim=(-0.3, len(COPIES) - 0.7), ylim=(0.96, 2.6))
+    axes.set(xlim=(-0.3, len(COPIES) - 0.7), ylim=(0.96, 2.75))
     axes.set_xticks(places, [f"{copies:,}" for copies in COPIES])
     axes.set(xlabel="redundant copies of experts, in all", ylabel="busiest GPU / average")
     axes.legend(loc="lower left", ncols=3, fontsize=9, bbox_to_anchor=(0, 0.98))
