@@ -23,6 +23,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_stack, walk_tb
 from types import FrameType, TracebackType
@@ -171,36 +172,37 @@ _thread = _Thread()
 
 class Barriers:
     """`synchronize` waits for all of the device's work, and no mode of torch sees it. While a guard
-    looks it asks the guards of the thread that calls it."""
+    looks it asks the guards of the thread that calls it. A thread may be killed on any line here:
+    then it asks for longer than it need, but never less."""
+
+    owners: tuple[Any, ...] = (torch.cuda, torch.mps, torch.cpu)
 
     def __init__(self) -> None:
         self._lock, self._holders = threading.Lock(), 0
-        self._calls: list[tuple[Any, Callable]] = []
 
     def hold(self) -> None:
         with self._lock:
+            for owner in self.owners:
+                if not isinstance(owner.synchronize, _Asking):
+                    owner.synchronize = _Asking(owner.synchronize)
             self._holders += 1
-            if self._holders == 1:
-                owners: list[Any] = [torch.cuda, torch.mps, torch.cpu]
-                self._calls = [(owner, owner.synchronize) for owner in owners]
-                for owner, call in self._calls:
-                    owner.synchronize = _asking(call)
 
     def drop(self) -> None:
         with self._lock:
             self._holders -= 1
-            if not self._holders:
-                for owner, call in self._calls:
-                    owner.synchronize = call
+            for owner in self.owners if not self._holders else ():
+                if isinstance(owner.synchronize, _Asking):
+                    owner.synchronize = owner.synchronize.call
 
 
-def _asking(call: Callable) -> Callable:
-    def synchronize(*args: Any, **kwargs: Any) -> Any:
+@dataclass(frozen=True)
+class _Asking:
+    call: Callable
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for guard in reversed(_thread.guards):
             guard.note("synchronize()")
-        return call(*args, **kwargs)
-
-    return synchronize
+        return self.call(*args, **kwargs)
 
 
 BARRIERS = Barriers()

@@ -4,6 +4,7 @@ into the pages, or left there when it died, is read by nobody."""
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 import torch
@@ -41,6 +42,11 @@ def test_what_the_device_could_not_load_is_shared_by_nobody(mode, tmp_path):
         assert story(e.generate([LONG], how)[0]) == alone(LONG, how, mode)
 
 
+def without_end() -> None:
+    while True:
+        time.sleep(1e-3)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("steps", [1, 3, 5])
 def test_after_a_death_nothing_of_the_pages_is_read(mode, steps):
@@ -54,6 +60,7 @@ def test_after_a_death_nothing_of_the_pages_is_read(mode, steps):
         ids = {parent: PROMPTS[3]}
         ids |= {e.fork(parent, seed=how.seed): PROMPTS[3] for _ in range(3)}  # a seat for one
         ids |= {e.add(prompt, how): prompt for prompt in (LONG, PROMPTS[3])}
+        e.worker.submit(without_end)  # or the step might be done before the kill
         e.step()
         e.worker.kill()
         e.worker.join()

@@ -20,7 +20,7 @@ from small_models import random_lm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import g2c_serving as g
-from g2c_serving.forbid_sync import ForbiddenSync, allow_sync, forbid_sync
+from g2c_serving.forbid_sync import BARRIERS, ForbiddenSync, allow_sync, forbid_sync
 from g2c_serving.forward.layers import Block
 
 X = torch.arange(6.0).view(2, 3)
@@ -416,6 +416,23 @@ def test_threads_that_come_and_go_leave_nothing_behind():
     for thread in threads:
         thread.join()
     assert nothing_is_left()
+
+
+def test_a_thread_that_is_killed_while_it_takes_hold_takes_no_guard_away(monkeypatch):
+    before = torch.cpu.synchronize, torch.cuda.synchronize
+
+    def killed():
+        yield torch.cpu
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BARRIERS, "owners", killed())
+        with pytest.raises(SystemExit):
+            BARRIERS.hold()
+    for _ in range(2):
+        with pytest.raises(ForbiddenSync), forbid_sync():
+            torch.cpu.synchronize()
+    assert (torch.cpu.synchronize, torch.cuda.synchronize) == before
 
 
 def test_it_may_look_now_and_then():
